@@ -1,0 +1,37 @@
+# Every target works on a fresh clone with Go and a C compiler (the race detector needs one). `make` alone prints the list.
+
+GO       ?= go
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+FUZZTIME ?= 60s
+BENCH    ?= .
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check bench fuzz clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/orchestrator
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/orchestrator ./cmd/orchestrator
+
+demo: build ## play the whole story offline: subagents, a slow peer, a late reply
+	@bin/orchestrator demo
+
+test: ## run all tests with the race detector, shuffled
+	$(GO) test -race -shuffle=on -count=1 ./...
+
+check: ## static checks: gofmt, vet, staticcheck, go fix, go mod tidy
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt -w these files:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) fix -diff ./...
+	$(GO) mod tidy -diff
+
+bench: ## run the benchmarks; BENCH=<regexp> picks some
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+fuzz: ## run every fuzz target for FUZZTIME (60s)
+	@scripts/fuzz.sh $(FUZZTIME)
+
+clean: ## remove what was built
+	rm -rf bin dist

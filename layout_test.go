@@ -1,0 +1,223 @@
+// Package orchestrator_test checks the shape of the repository as a whole.
+package orchestrator_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "orchestrator"
+
+// imports lists, for every package of ours, which others of ours it may import. Every pair in it exists: a new arrow is
+// a decision made here, and an arrow that is gone is taken out.
+var imports = map[string][]string{
+	"session":             {},
+	"session/sessiontest": {"session"},
+	"store/sqlite":        {"session"},
+	"llm":                 {"session"},
+	"llm/openai":          {"llm", "session"},
+	"llm/scripted":        {"llm", "session"},
+	"tool":                {"session"},
+	"tool/builtin":        {"session", "tool"},
+	"toolprofile":         {"session", "tool"},
+	"tracker":             {"session"},
+	"foldback":            {"session"},
+	"agentloop":           {"llm", "session", "tool"},
+	"subagent":            {"session", "tool"},
+	"a2a":                 {"session", "tool", "tracker"},
+	"a2a/a2ahttp":         {"a2a"},
+	"a2a/a2atest":         {},
+	"a2a/a2ademo":         {},
+	"configs":             {},
+	"internal/app": {
+		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/openai", "llm/scripted", "session", "store/sqlite",
+		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
+	},
+	"internal/telemetry": {},
+	"cmd/orchestrator":   {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tool", "toolprofile", "tracker"},
+}
+
+// homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers
+// and the flag and config libraries have one home, so that their types stay out of everybody else's signatures.
+var homes = map[string][]string{
+	"github.com/a2aproject/a2a-go/v2":          {"a2a"},
+	"github.com/go-viper/mapstructure/v2":      {"cmd"},
+	"github.com/mattn/go-isatty":               {"cmd"},
+	"github.com/oklog/ulid/v2":                 {"session"},
+	"github.com/openai/openai-go/v3":           {"llm/openai"},
+	"github.com/pressly/goose/v3":              {"store"},
+	"github.com/santhosh-tekuri/jsonschema/v6": {"agentloop"},
+	"github.com/spf13/cobra":                   {"cmd"},
+	"github.com/spf13/pflag":                   {"cmd"},
+	"github.com/spf13/viper":                   {"cmd"},
+	"go.yaml.in/yaml/v3":                       {"a2a", "cmd", "llm/scripted", "toolprofile"},
+	"golang.org/x/sync":                        {"agentloop"},
+	"golang.org/x/sys":                         {"cmd", "store"},
+	"modernc.org/sqlite":                       {"store"},
+}
+
+// testLibraries may be imported by any test and by the packages that are made for tests.
+var testLibraries = []string{"github.com/google/go-cmp", "go.uber.org/goleak", "pgregory.net/rapid"}
+
+// anyTestMayImport are our packages that tests outside their own parent may use, besides every …test package and what
+// the package under test may import.
+var anyTestMayImport = []string{"foldback", "llm", "llm/scripted", "session", "store/sqlite", "tool", "tool/builtin", "tracker"}
+
+// wholeProduct are the packages whose tests start all of it and may import anything of ours.
+var wholeProduct = []string{"cmd/orchestrator", "e2e", "internal/app", "internal/orchtest"}
+
+func TestPackagesImportOnlyWhatTheLayoutLists(t *testing.T) {
+	seen := readImports(t)
+	for _, pkg := range slices.Sorted(maps.Keys(seen)) {
+		if strings.HasSuffix(pkg, "_test") {
+			continue
+		}
+		allowed, listed := imports[pkg]
+		if !listed && !slices.Contains(wholeProduct, pkg) {
+			t.Errorf("package %s is not listed in imports", pkg)
+			continue
+		}
+		for _, dep := range ours(seen[pkg]) {
+			if listed && !slices.Contains(allowed, dep) {
+				t.Errorf("%s imports %s, which imports doesn't list (in %s)", pkg, dep, seen[pkg][module+"/"+dep])
+			}
+		}
+	}
+	for pkg, allowed := range imports {
+		if _, exists := seen[pkg]; !exists {
+			t.Errorf("imports lists %s, which doesn't exist", pkg)
+			continue
+		}
+		for _, dep := range allowed {
+			if _, used := seen[pkg][module+"/"+dep]; !used {
+				t.Errorf("imports lists %s → %s, which is not imported any more", pkg, dep)
+			}
+		}
+	}
+}
+
+func TestLibrariesStayInTheirHomes(t *testing.T) {
+	used := map[string]bool{}
+	for pkg, deps := range readImports(t) {
+		inTest := strings.HasSuffix(pkg, "test")
+		for dep, file := range deps {
+			if !strings.Contains(strings.Split(dep, "/")[0], ".") {
+				continue // ours, or the standard library
+			}
+			if inTest && underAny(dep, testLibraries) {
+				continue
+			}
+			home := ""
+			for lib := range homes {
+				if under(dep, lib) {
+					home = lib
+				}
+			}
+			dir := strings.TrimSuffix(pkg, "_test")
+			switch {
+			case home == "":
+				t.Errorf("%s imports %s, which has no home in the layout", file, dep)
+			case !underAny(dir, homes[home]):
+				t.Errorf("%s imports %s, whose home is %s", file, dep, strings.Join(homes[home], ", "))
+			}
+			for _, h := range homes[home] {
+				if under(dir, h) {
+					used[home+" in "+h] = true
+				}
+			}
+		}
+	}
+	for lib, dirs := range homes {
+		for _, dir := range dirs {
+			if !used[lib+" in "+dir] {
+				t.Errorf("homes lists %s in %s, which doesn't import it any more", lib, dir)
+			}
+		}
+	}
+}
+
+func TestTestsImportOnlyWhatTestsMay(t *testing.T) {
+	for pkg, deps := range readImports(t) {
+		under, isTest := strings.CutSuffix(pkg, "_test")
+		if !isTest || slices.Contains(wholeProduct, under) {
+			continue
+		}
+		for _, dep := range ours(deps) {
+			switch {
+			case dep == under, strings.HasSuffix(dep, "test"), slices.Contains(anyTestMayImport, dep), slices.Contains(imports[under], dep):
+			default:
+				t.Errorf("%s imports %s, which its tests may not", deps[module+"/"+dep], dep)
+			}
+		}
+	}
+}
+
+// readImports returns what every package imports: package directory → import path → a file that does. Test files, of
+// whatever package clause, are found under the directory with "_test" appended.
+func readImports(t *testing.T) map[string]map[string]string {
+	t.Helper()
+	seen := map[string]map[string]string{}
+	fset := token.NewFileSet()
+	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(file, ".go"):
+			return nil
+		}
+		f, err := parser.ParseFile(fset, file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		pkg := path.Dir(filepath.ToSlash(file))
+		if strings.HasSuffix(file, "_test.go") {
+			pkg += "_test"
+		}
+		if seen[pkg] == nil {
+			seen[pkg] = map[string]string{}
+		}
+		for _, spec := range f.Imports {
+			dep, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			seen[pkg][dep] = file
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(seen["session"]) == 0 {
+		t.Fatal("package session was not found; is the test run in the module's root?")
+	}
+	return seen
+}
+
+// ours returns the packages of this module among deps, without the module's name, sorted.
+func ours(deps map[string]string) []string {
+	var names []string
+	for dep := range deps {
+		if name, ok := strings.CutPrefix(dep, module+"/"); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func under(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+
+func underAny(p string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool { return under(p, dir) })
+}
