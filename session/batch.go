@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // MaxInline is the size in bytes from which an event's body is kept as an artifact.
@@ -19,7 +20,8 @@ type spilled struct {
 const spilledMediaType = "application/vnd.orchestrator.event+json"
 
 // Prepare makes a batch ready to be written: every [Store] calls it first. It refuses what no store could write, fills
-// what follows from the tree, and moves event bodies over [MaxInline] to artifacts, which [Resolve] undoes.
+// what follows from the tree, and moves event bodies over [MaxInline] to artifacts, which [Resolve] undoes. The slices it
+// changes are copies, so that a batch whose commit failed can be committed again.
 func (b *Batch) Prepare() error {
 	if b.Tree == "" {
 		return errors.New("batch without a tree")
@@ -41,6 +43,7 @@ func (b *Batch) Prepare() error {
 		}
 		seen[k] = true
 	}
+	b.Events, b.Artifacts = slices.Clone(b.Events), slices.Clip(b.Artifacts)
 	for i := range b.Events {
 		e := &b.Events[i]
 		switch {

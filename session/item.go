@@ -59,7 +59,9 @@ func CallItemKey(kind ItemKind, id CallID) string {
 }
 
 // ChildItemKey returns the key of a subagent's item of the kind, for one of its runs (from 1).
-func ChildItemKey(kind ItemKind, id ID, run int) string { return fmt.Sprintf("%s:%s:%d", kind, id, run) }
+func ChildItemKey(kind ItemKind, id ID, run int) string {
+	return fmt.Sprintf("%s:%s:%d", kind, id, run)
+}
 
 // Shorten returns text within budget bytes: its head and its tail, with a note between that says how much is missing and
 // which artifact holds all of it (an empty key: none does). Text within the budget is returned as it is.

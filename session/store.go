@@ -11,12 +11,11 @@ type Store interface {
 	// Commit makes one write: all of the batch or nothing. Checks, changes and guards are judged against the state before
 	// the batch (guards: after its changes). The errors are *[ConflictError], *[GuardError], [ErrFenced] (the batch carries
 	// an epoch other than the tree's), [ErrNotFound] (no such tree), or the database's. It returns when the write is as
-	// durable as the store makes it. A batch that inserts a record twice, or changes one twice, is refused.
-	//
-	// A body of an event or record over [MaxInline] is not the store's concern: see [Event] and [Manager.Commit].
+	// durable as the store makes it; when the error is the context's, nothing was written. A batch that [Batch.Prepare]
+	// refuses is refused. Creating a tree that exists is [ErrConflict]; a record of another tree is one that conflicts.
 	Commit(ctx context.Context, b Batch) (Committed, error)
 
-	// Events returns up to q.Limit durable events of a tree in the order of seq.
+	// Events returns up to q.Limit durable events of a tree in the order of seq, or [ErrNotFound] (no such tree).
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
 
 	// Record returns a record by kind and key, or [ErrNotFound].
@@ -85,6 +84,9 @@ type TreeInfo struct {
 	Owner      string // empty when released
 	Epoch      uint64
 	LeaseUntil time.Time
+	// Crashed says that the last owner didn't release the tree: its lease ran out, or the database was opened again, and
+	// nobody has claimed the tree since.
+	Crashed bool
 }
 
 // Lease is the right to make owner writes to a tree. Fencing compares the epoch only, never the time.
@@ -93,4 +95,6 @@ type Lease struct {
 	Owner string
 	Epoch uint64
 	Until time.Time
+	// Crashed says that the lease before this one was not released, be it another owner's or one's own.
+	Crashed bool
 }
