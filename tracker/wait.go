@@ -1,0 +1,232 @@
+package tracker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"orchestrator/session"
+)
+
+// waiter is the wake-up of one waiting call. Its channel is closed when the call may have left waiting.
+type waiter struct {
+	wake     chan struct{}
+	deadline time.Time
+	waits    int // how many Waits are on it
+}
+
+// waiters are the waiters of this process.
+type waiters struct {
+	mu sync.Mutex
+	m  map[session.CallID]*waiter
+}
+
+// add makes a call's waiter without waiting on it.
+func (ws *waiters) add(id session.CallID, deadline time.Time) *waiter {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w, ok := ws.m[id]
+	if !ok {
+		if ws.m == nil {
+			ws.m = make(map[session.CallID]*waiter)
+		}
+		w = &waiter{wake: make(chan struct{}), deadline: deadline}
+		ws.m[id] = w
+	}
+	return w
+}
+
+// acquire returns a call's waiter, and whether it was there: then the call was waiting when it was made, and whatever
+// has changed that since wakes it.
+func (ws *waiters) acquire(id session.CallID) (w *waiter, existed bool) {
+	ws.mu.Lock()
+	w, existed = ws.m[id]
+	if existed {
+		w.waits++
+	}
+	ws.mu.Unlock()
+	if existed {
+		return w, true
+	}
+	w = ws.add(id, time.Time{})
+	ws.mu.Lock()
+	w.waits++
+	ws.mu.Unlock()
+	return w, false
+}
+
+// release ends one wait, and drops the waiter with its last.
+func (ws *waiters) release(id session.CallID, w *waiter) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w.waits--
+	if w.waits <= 0 && ws.m[id] == w {
+		delete(ws.m, id)
+	}
+}
+
+// wake wakes whoever waits for a call and forgets the waiter.
+func (ws *waiters) wake(id session.CallID) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if w, ok := ws.m[id]; ok {
+		delete(ws.m, id)
+		close(w.wake)
+	}
+}
+
+func (ws *waiters) ids() []session.CallID {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ids := make([]session.CallID, 0, len(ws.m))
+	for id := range ws.m {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// Wait blocks until a call is no longer waiting and returns it as it is then: answered, detached or cancelled. At the
+// call's deadline, and when ctx is cancelled with a *[WaitCancelledError], it abandons the call, and by the same
+// compare-and-set takes a reply that came first. When ctx ends for any other cause (the process stops, the turn is
+// cancelled or out of time, the tree is no longer ours) it returns that cause and leaves the call alone: the turn's
+// terminal commit, or the next life of the turn, decides.
+func (t *Tracker) Wait(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
+	for {
+		p, again, err := t.waitOnce(ctx, id)
+		if ctx.Err() != nil && (again || err != nil) {
+			return t.waitEnded(ctx, id)
+		}
+		if !again {
+			return p, err
+		}
+	}
+}
+
+// waitOnce waits for one wake of a call's waiter. again says that it came and the row must be read.
+func (t *Tracker) waitOnce(ctx context.Context, id session.CallID) (p PendingA2ATask, again bool, err error) {
+	w, registered := t.waiters.acquire(id)
+	defer t.waiters.release(id, w)
+	deadline := w.deadline
+	if !registered || deadline.IsZero() {
+		p, err := t.Get(ctx, id)
+		if err != nil || p.State != StateWaiting {
+			return p, false, err
+		}
+		deadline = p.Deadline
+	}
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case <-w.wake:
+		return p, true, nil
+	case <-ctx.Done():
+		return p, true, nil
+	case <-timer.C:
+		p, err := t.Abandon(ctx, id, WhyDeadline)
+		return p, false, err
+	}
+}
+
+// abandonBudget bounds the commit that abandons a call whose wait was cancelled.
+const abandonBudget = 5 * time.Second
+
+func (t *Tracker) waitEnded(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
+	cause := context.Cause(ctx)
+	if _, ok := errors.AsType[*WaitCancelledError](cause); !ok {
+		return PendingA2ATask{}, cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonBudget)
+	defer cancel()
+	return t.Abandon(ctx, id, WhyWaitCancelled)
+}
+
+// Run looks each second, and soon after other commits, whether calls somebody here waits for were settled elsewhere: by
+// another process, or by the terminal commit of a turn. It returns when ctx ends.
+func (t *Tracker) Run(ctx context.Context) error {
+	wake, stop := t.cfg.Store.Watch("")
+	defer stop()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	// A store that commits all the time wakes all the time: the scan takes a twentieth of it at most.
+	next := time.NewTimer(0)
+	defer next.Stop()
+	armed := true
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+			t.lookAfterEnded(ctx)
+			if armed {
+				continue
+			}
+			next.Reset(scanEvery)
+			armed = true
+			continue
+		case <-next.C:
+			armed = false
+		case <-tick.C:
+			t.lookAfterEnded(ctx)
+		}
+		began := time.Now()
+		if err := t.scan(ctx); err != nil && ctx.Err() == nil {
+			t.cfg.Logger.WarnContext(ctx, "can't look for calls settled elsewhere", "err", err)
+		}
+		if cost := time.Since(began); cost*20 > scanEvery {
+			next.Reset(min(cost*20, time.Second))
+			armed = true
+		}
+	}
+}
+
+// scanEvery is the shortest time between two scans.
+const scanEvery = 50 * time.Millisecond
+
+// scan wakes the waiters of calls that are no longer waiting.
+func (t *Tracker) scan(ctx context.Context) error {
+	ids := t.waiters.ids()
+	if len(ids) == 0 {
+		return nil
+	}
+	recs, err := t.cfg.Store.Records(ctx, session.RecordQuery{Kind: session.KindCall, States: []session.State{StateWaiting}})
+	if err != nil {
+		return err
+	}
+	waiting := make(map[session.CallID]bool, len(recs))
+	for _, rec := range recs {
+		waiting[session.CallID(rec.Key)] = true
+	}
+	for _, id := range ids {
+		if !waiting[id] {
+			t.waiters.wake(id)
+		}
+	}
+	return nil
+}
+
+// lookAfterEnded tells of calls that ended with their turn.
+func (t *Tracker) lookAfterEnded(ctx context.Context) {
+	t.mu.Lock()
+	ids := make(map[session.CallID]time.Time, len(t.ending))
+	for id, since := range t.ending {
+		ids[id] = since
+	}
+	t.mu.Unlock()
+	for id, since := range ids {
+		p, err := t.Get(ctx, id)
+		if err != nil && !errors.Is(err, session.ErrNotFound) {
+			return
+		}
+		settled := err == nil && p.State != StateWaiting && p.State != StateAnswered
+		if !settled && err == nil && time.Since(since) < time.Minute {
+			continue
+		}
+		t.mu.Lock()
+		delete(t.ending, id)
+		t.mu.Unlock()
+		if settled {
+			t.changed(StateWaiting, p)
+		}
+	}
+}
