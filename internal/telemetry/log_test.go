@@ -1,0 +1,49 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"orchestrator/internal/telemetry"
+)
+
+func TestLoggerWritesTheLevelsAskedForInTheFormatAskedFor(t *testing.T) {
+	for level, want := range map[string]int{"debug": 4, "": 3, "info": 3, "warn": 2, "error": 1} {
+		var out bytes.Buffer
+		log, err := telemetry.NewLogger(telemetry.LogConfig{Writer: &out, Level: level, Format: "json"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Debug("d")
+		log.Info("i")
+		log.Warn("w")
+		log.Error("e", "peer", "x")
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != want {
+			t.Errorf("level %q writes %d lines, want %d", level, len(lines), want)
+		}
+		var last map[string]any
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || last["msg"] != "e" || last["peer"] != "x" {
+			t.Errorf("last line = %v, %v, want message e of peer x", last, err)
+		}
+	}
+	var out bytes.Buffer
+	log, err := telemetry.NewLogger(telemetry.LogConfig{Writer: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("hello", "session", "s_1")
+	if got := out.String(); !strings.Contains(got, "msg=hello session=s_1") {
+		t.Errorf("text line = %q", got)
+	}
+}
+
+func TestUnknownLevelOrFormatNamesWhatIsAllowed(t *testing.T) {
+	for _, cfg := range []telemetry.LogConfig{{Level: "loud"}, {Format: "xml"}} {
+		if _, err := telemetry.NewLogger(cfg); err == nil || !strings.Contains(err.Error(), "allowed: ") {
+			t.Errorf("NewLogger(%+v) = %v, want an error that says what is allowed", cfg, err)
+		}
+	}
+}
