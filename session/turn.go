@@ -180,6 +180,9 @@ func NewTree(ctx context.Context, store Store, l Lease, publish func(Event)) *Tr
 // Context ends when the tree is no longer owned; its cause says why.
 func (t *Tree) Context() context.Context { return t.ctx }
 
+// Crashed reports whether the owner before this one went without releasing the tree: it crashed, or was lost.
+func (t *Tree) Crashed() bool { return t.lease.Crashed }
+
 // Commit makes an owner write: it carries the lease's epoch.
 func (t *Tree) Commit(ctx context.Context, b Batch) (Committed, error) {
 	b.Tree, b.Epoch = t.ID, t.lease.Epoch

@@ -1,0 +1,537 @@
+package session_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"orchestrator/session"
+)
+
+// runner is a TurnRunner whose turns do what the test says.
+type runner struct {
+	run func(ctx context.Context, t *session.Turn) (session.Outcome, error)
+
+	mu   sync.Mutex
+	runs []string // inputs by turn origin, in order
+}
+
+func (r *runner) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
+	r.mu.Lock()
+	r.runs = append(r.runs, fmt.Sprintf("%s %d", t.Body.Origin, t.Body.Attempt))
+	r.mu.Unlock()
+	if r.run != nil {
+		return r.run(ctx, t)
+	}
+	return completed("done"), nil
+}
+
+func completed(output string) session.Outcome {
+	return session.Outcome{State: session.StateCompleted, TurnEnded: session.TurnEnded{Output: output, StopReason: "end_turn"}}
+}
+
+func hooks(r *runner) session.Hooks {
+	return session.Hooks{
+		Runner: r,
+		Prepare: func(_ context.Context, _ session.Record, body session.SessionBody) (session.Setup, error) {
+			if body.Agent == "nobody" {
+				return session.Setup{}, errors.New("there is no agent 'nobody'")
+			}
+			return session.Setup{Agent: body.Agent, Model: "m"}, nil
+		},
+		Fold: func(_ context.Context, _ session.ID, items []session.Record) (session.Folded, error) {
+			var f session.Folded
+			for _, item := range items {
+				f.Text += item.Key + "\n"
+				f.CausedBy = append(f.CausedBy, item.Key)
+			}
+			return f, nil
+		},
+		FoldFailed: func(_ context.Context, _ session.ID, items []session.Record, cause string) string {
+			return fmt.Sprintf("%d raw results, since: %s", len(items), cause)
+		},
+	}
+}
+
+// start runs a Manager over the store; stop ends it as a signal would.
+func start(t *testing.T, store session.Store, h session.Hooks) (m *session.Manager, stop func()) {
+	t.Helper()
+	m, err := session.NewManager(session.Config{Store: store, Retention: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Use(h)
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return m, func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+		defer cancel()
+		if err := m.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func open(t *testing.T, m *session.Manager) session.ID {
+	t.Helper()
+	id, err := m.Open(t.Context(), session.OpenRequest{Agent: "primary"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func submit(t *testing.T, m *session.Manager, id session.ID, input string) session.TurnID {
+	t.Helper()
+	turn, err := m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: input})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return turn
+}
+
+func putItem(t *testing.T, store session.Store, root session.ID, origin session.TurnID, keys ...string) {
+	t.Helper()
+	b := session.Batch{Tree: root}
+	for _, k := range keys {
+		b.Changes = append(b.Changes, session.NewItem(k, root, origin, session.ItemBody{Kind: session.ItemReply}))
+	}
+	if _, err := store.Commit(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// story is the log of a tree without session.state, as "type" or "type text".
+func story(t *testing.T, store session.Store, root session.ID) []string {
+	t.Helper()
+	events, err := store.Events(t.Context(), session.EventQuery{Tree: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for i, e := range events {
+		if e.Seq != uint64(i)+1 {
+			t.Errorf("event %d has seq %d", i, e.Seq)
+		}
+		var data struct{ Text, Output, Error, Origin string }
+		if e.Data != nil {
+			if err := e.Decode(&data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if e.Type != session.EventSessionState {
+			got = append(got, strings.Join(strings.Fields(strings.Join([]string{string(e.Type), data.Origin, data.Text, data.Output, data.Error}, " ")), " "))
+		}
+	}
+	return got
+}
+
+func TestTurnsRunInOrderAndEndOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{}))
+		defer stop()
+		id := open(t, m)
+		submit(t, m, id, "one")
+		submit(t, m, id, "two")
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{
+			"session.created", "turn.queued user", "turn.queued user",
+			"turn.started user", "message.completed one", "turn.completed done",
+			"turn.started user", "message.completed two", "turn.completed done",
+		}
+		got := story(t, store, id)
+		// The second input may be queued before or after the first turn starts; here only the turns' own order counts.
+		trim := func(s []string) (out []string) {
+			for _, x := range s {
+				if !strings.HasPrefix(x, "turn.queued") {
+					out = append(out, x)
+				}
+			}
+			return out
+		}
+		if diff := cmp.Diff(trim(want), trim(got)); diff != "" {
+			t.Errorf("log (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestUserTurnsGoFirstButAFoldBackWaitsForTwoAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		gate := make(chan struct{})
+		r := &runner{run: func(context.Context, *session.Turn) (session.Outcome, error) {
+			<-gate
+			return completed("ok"), nil
+		}}
+		m, stop := start(t, store, hooks(r))
+		defer stop()
+		id := open(t, m)
+		first := submit(t, m, id, "1")
+		synctest.Wait()
+		putItem(t, store, id, first, "call:a", "call:b")
+		putItem(t, store, id, "t_other", "call:c")
+		for range 3 {
+			submit(t, m, id, "more")
+		}
+		close(gate)
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"user 1", "user 1", "foldback 1", "user 1", "user 1", "foldback 1"}
+		if diff := cmp.Diff(want, r.runs); diff != "" {
+			t.Errorf("turns (-want +got):\n%s", diff)
+		}
+		log := strings.Join(story(t, store, id), "\n")
+		if !strings.Contains(log, "message.completed call:a call:b") {
+			t.Errorf("the two items of one origin are not one turn:\n%s", log)
+		}
+	})
+}
+
+func TestFailedFoldBackStillTellsTheRawResults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{run: func(context.Context, *session.Turn) (session.Outcome, error) {
+			panic("boom")
+		}}))
+		defer stop()
+		id := open(t, m)
+		putItem(t, store, id, "t_1", "call:a")
+		if _, err := m.Tree(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		log := strings.Join(story(t, store, id), "\n")
+		for _, want := range []string{"message.completed 1 raw results, since: internal error: boom", "turn.failed"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("no %q in:\n%s", want, log)
+			}
+		}
+	})
+}
+
+func TestSubmitIsIdempotentByKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := start(t, session.NewMemory(), hooks(&runner{}))
+		defer stop()
+		id := open(t, m)
+		send := func(input string) (session.TurnID, error) {
+			return m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: input, Key: "k"})
+		}
+		a, err := send("x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := send("x"); err != nil || a != b {
+			t.Errorf("second Submit = %v, %v, want %v", b, err, a)
+		}
+		if _, err := send("y"); !errors.Is(err, session.ErrKeyReused) {
+			t.Errorf("Submit of another input = %v, want ErrKeyReused", err)
+		}
+	})
+}
+
+func TestSubmitSaysWhatIsWrong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		gate := make(chan struct{})
+		m, stop := start(t, store, hooks(&runner{run: func(context.Context, *session.Turn) (session.Outcome, error) {
+			<-gate
+			return completed(""), nil
+		}}))
+		defer stop()
+		id := open(t, m)
+		submit(t, m, id, "busy")
+		for _, tc := range []struct {
+			name string
+			req  session.SubmitRequest
+			want error
+		}{
+			{"empty", session.SubmitRequest{Session: id}, session.ErrBadInput},
+			{"huge", session.SubmitRequest{Session: id, Input: strings.Repeat("x", 1<<20+1)}, session.ErrBadInput},
+			{"unknown busy rule", session.SubmitRequest{Session: id, Input: "x", OnBusy: "drop"}, session.ErrBadInput},
+			{"no such session", session.SubmitRequest{Session: "s_0", Input: "x"}, session.ErrNotFound},
+			{"busy", session.SubmitRequest{Session: id, Input: "x", OnBusy: session.BusyReject}, session.ErrBusy},
+		} {
+			if _, err := m.Submit(t.Context(), tc.req); !errors.Is(err, tc.want) {
+				t.Errorf("%s: Submit = %v, want %v", tc.name, err, tc.want)
+			}
+		}
+		for i := 0; ; i++ {
+			_, err := m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: "x"})
+			if errors.Is(err, session.ErrQueueFull) {
+				break
+			}
+			if err != nil || i > 101 {
+				t.Fatalf("Submit %d = %v, want ErrQueueFull at last", i, err)
+			}
+		}
+		close(gate)
+	})
+}
+
+func TestCancelEndsAQueuedTurnAtOnceAndARunningOneSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{run: func(ctx context.Context, _ *session.Turn) (session.Outcome, error) {
+			<-ctx.Done()
+			var cancelled *session.TurnCancelledError
+			if !errors.As(context.Cause(ctx), &cancelled) {
+				return session.Outcome{}, context.Cause(ctx)
+			}
+			return session.Outcome{State: session.StateCancelled, TurnEnded: session.TurnEnded{Error: cancelled.Reason}}, nil
+		}}))
+		defer stop()
+		id := open(t, m)
+		running := submit(t, m, id, "running")
+		synctest.Wait()
+		queued := submit(t, m, id, "queued")
+		for range 2 { // the second time is a no-op
+			for turn, reason := range map[session.TurnID]string{queued: "not needed", running: "enough"} {
+				if err := m.Cancel(t.Context(), turn, reason); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		log := strings.Join(story(t, store, id), "\n")
+		for _, want := range []string{"turn.cancelled not needed", "turn.cancelled enough"} {
+			if strings.Count(log, want) != 1 {
+				t.Errorf("%q is not there once:\n%s", want, log)
+			}
+		}
+	})
+}
+
+func TestAStopCancelsNothingAndTheNextStartGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		r := &runner{run: func(ctx context.Context, turn *session.Turn) (session.Outcome, error) {
+			if turn.Body.Attempt < 6 {
+				<-ctx.Done()
+				return session.Outcome{}, context.Cause(ctx)
+			}
+			return completed("at last"), nil
+		}}
+		var id session.ID
+		for i := range 6 {
+			m, stop := start(t, store, hooks(r))
+			if i == 0 {
+				id = open(t, m)
+				submit(t, m, id, "long")
+			}
+			synctest.Wait()
+			stop()
+		}
+		log := story(t, store, id)
+		if got := log[len(log)-1]; got != "turn.completed at last" {
+			t.Errorf("last event = %q, want turn.completed; stops count as crashes?\n%s", got, strings.Join(log, "\n"))
+		}
+	})
+}
+
+func TestThreeCrashesInARowFailATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		hang := &runner{run: func(ctx context.Context, _ *session.Turn) (session.Outcome, error) {
+			<-ctx.Done()
+			return session.Outcome{}, context.Cause(ctx)
+		}}
+		m, stop := start(t, store, hooks(hang))
+		id := open(t, m)
+		submit(t, m, id, "poison")
+		synctest.Wait()
+		for range 3 {
+			// A crash is an owner that goes without a word: another one claims when the lease is over.
+			info, err := store.Tree(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			session.StopWithoutRelease(m)
+			time.Sleep(time.Until(info.LeaseUntil) + time.Minute)
+			m, stop = start(t, store, hooks(hang))
+			synctest.Wait()
+		}
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		log := story(t, store, id)
+		if got := log[len(log)-1]; !strings.HasPrefix(got, "turn.failed the process crashed 3 times in a row") {
+			t.Errorf("last event = %q\n%s", got, strings.Join(log, "\n"))
+		}
+	})
+}
+
+func TestCloseEndsEverythingAndIsSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		h := hooks(&runner{run: func(ctx context.Context, _ *session.Turn) (session.Outcome, error) {
+			<-ctx.Done()
+			return session.Outcome{State: session.StateCancelled}, nil
+		}})
+		m, stop := start(t, store, h)
+		defer stop()
+		id := open(t, m)
+		submit(t, m, id, "one")
+		submit(t, m, id, "two")
+		synctest.Wait()
+		for range 2 {
+			if err := m.Close(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		log := strings.Join(story(t, store, id), "\n")
+		if strings.Count(log, "turn.cancelled") != 2 || strings.Count(log, "session.closed") != 1 {
+			t.Errorf("log:\n%s", log)
+		}
+		if _, err := m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: "x"}); !errors.Is(err, session.ErrSessionClosed) {
+			t.Errorf("Submit to a closed session = %v, want ErrSessionClosed", err)
+		}
+		time.Sleep(2 * time.Hour)
+		if _, err := store.Tree(t.Context(), id); !errors.Is(err, session.ErrNotFound) {
+			t.Errorf("after its retention the tree is still there: %v", err)
+		}
+	})
+}
+
+func TestAnAgentThatIsGoneFailsTheTurnAndNotTheSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{}))
+		defer stop()
+		id, err := m.Open(t.Context(), session.OpenRequest{Agent: "nobody"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		submit(t, m, id, "hello")
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		log := story(t, store, id)
+		if got := log[len(log)-1]; got != "turn.failed there is no agent 'nobody'" {
+			t.Errorf("last event = %q", got)
+		}
+	})
+}
+
+func TestASubscriberHasEveryEventOnceHoweverSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{}))
+		defer stop()
+		id := open(t, m)
+		const turns = 40
+		var after uint64
+		read := func(n int) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			for e, err := range m.Subscribe(ctx, session.SubscribeRequest{Session: id, After: after, Ephemeral: true}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if e.Seq != after+1 {
+					t.Fatalf("event %d follows %d", e.Seq, after)
+				}
+				after = e.Seq
+				if n--; n == 0 {
+					return
+				}
+				time.Sleep(3 * time.Millisecond)
+			}
+		}
+		for i := range turns {
+			submit(t, m, id, fmt.Sprint(i))
+			if i%7 == 0 {
+				read(3)
+			}
+		}
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		info, err := store.Tree(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(int(info.HeadSeq - after))
+		if after != info.HeadSeq {
+			t.Errorf("read up to %d of %d", after, info.HeadSeq)
+		}
+	})
+}
+
+func TestAnIdleTreeIsGivenBackAndTakenUpAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{}))
+		defer stop()
+		id := open(t, m)
+		for range 3 {
+			submit(t, m, id, "hello")
+			if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			info, err := store.Tree(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Owner != "" {
+				t.Fatalf("an idle tree is owned by %s", info.Owner)
+			}
+		}
+	})
+}
+
+func TestALostTreeIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		causes := make(chan error, 1)
+		m, stop := start(t, store, hooks(&runner{run: func(ctx context.Context, turn *session.Turn) (session.Outcome, error) {
+			<-ctx.Done()
+			causes <- context.Cause(ctx)
+			return session.Outcome{}, context.Cause(ctx)
+		}}))
+		defer stop()
+		id := open(t, m)
+		submit(t, m, id, "long")
+		synctest.Wait()
+		info, err := store.Tree(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Another process takes the tree over, as it may once the lease has run out.
+		if err := store.Release(t.Context(), session.Lease{Tree: id, Owner: info.Owner, Epoch: info.Epoch}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Claim(t.Context(), id, "another", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-causes; !errors.Is(err, session.ErrFenced) {
+			t.Errorf("the turn ended with %v, want ErrFenced", err)
+		}
+		time.Sleep(time.Minute)
+		rec, err := store.Records(t.Context(), session.RecordQuery{Tree: id, Kind: session.KindTurn})
+		if err != nil || rec[0].State != session.StateRunning {
+			t.Errorf("turn is %v (%v), want it left running for its new owner", rec, err)
+		}
+	})
+}
