@@ -1,10 +1,8 @@
 package session
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -15,14 +13,15 @@ import (
 // Memory is a [Store] that lives and dies with the process. It starts no goroutine, so it can be used in a synctest
 // bubble. It copies what it is given; what it returns is shared and must not be changed in place.
 type Memory struct {
-	mu       sync.Mutex
-	closed   bool
-	ordinal  uint64 // of the last tree or record made
-	trees    map[ID]*memoryTree
-	records  map[recordKey]*memoryRecord
-	groups   map[groupKey]map[State]memorySet
-	due      map[Kind]*dueSet
-	watchers map[ID]map[chan struct{}]struct{}
+	mu      sync.Mutex
+	closed  bool
+	ordinal uint64 // of the last tree or record made
+	trees   map[ID]*memoryTree
+	records map[recordKey]*memoryRecord
+	groups  map[groupKey]map[State]memorySet
+	due     map[Kind]*dueSet
+
+	wakes Wakes
 }
 
 var _ Store = (*Memory)(nil)
@@ -70,11 +69,10 @@ type eventKey struct {
 // NewMemory returns an empty store.
 func NewMemory() *Memory {
 	return &Memory{
-		trees:    make(map[ID]*memoryTree),
-		records:  make(map[recordKey]*memoryRecord),
-		groups:   make(map[groupKey]map[State]memorySet),
-		due:      make(map[Kind]*dueSet),
-		watchers: make(map[ID]map[chan struct{}]struct{}),
+		trees:   make(map[ID]*memoryTree),
+		records: make(map[recordKey]*memoryRecord),
+		groups:  make(map[groupKey]map[State]memorySet),
+		due:     make(map[Kind]*dueSet),
 	}
 }
 
@@ -94,7 +92,7 @@ func (m *Memory) Commit(ctx context.Context, b Batch) (Committed, error) {
 		return Committed{}, fmt.Errorf("tree %s exists: %w", b.Tree, ErrConflict)
 	case b.Create:
 		tree = &memoryTree{
-			info: TreeInfo{ID: b.Tree, Created: stamp(time.Now())},
+			info: TreeInfo{ID: b.Tree, Created: plainTime(time.Now())},
 			seqs: make(map[eventKey][]uint64), artifacts: make(map[ArtifactKey]Artifact),
 		}
 	case !exists:
@@ -104,17 +102,17 @@ func (m *Memory) Commit(ctx context.Context, b Batch) (Committed, error) {
 		return Committed{}, fmt.Errorf("tree %s is at epoch %d, the write is of %d: %w", b.Tree, tree.info.Epoch, b.Epoch, ErrFenced)
 	}
 	for _, c := range b.Checks {
-		if rec := m.records[recordKey{c.Kind, c.Key}]; !matches(rec, b.Tree, c.States, c.Rev) {
-			return Committed{}, conflict(c.Kind, c.Key, rec)
+		if err := c.Holds(b.Tree, m.rowLocked(c.Kind, c.Key)); err != nil {
+			return Committed{}, err
 		}
 	}
 	changed := make([]Record, len(b.Changes))
 	for i, c := range b.Changes {
-		rec := m.records[recordKey{c.Kind, c.Key}]
-		if !matches(rec, b.Tree, c.From, c.Rev) {
-			return Committed{}, conflict(c.Kind, c.Key, rec)
+		rec, err := c.Apply(b.Tree, m.rowLocked(c.Kind, c.Key))
+		if err != nil {
+			return Committed{}, err
 		}
-		changed[i] = c.apply(b.Tree, rec)
+		changed[i] = rec
 	}
 	for _, g := range b.Guards {
 		if n := m.countLocked(b.Tree, g, changed); n > g.Max {
@@ -131,20 +129,19 @@ func (m *Memory) Commit(ctx context.Context, b Batch) (Committed, error) {
 	}
 	for _, a := range b.Artifacts {
 		if _, exists := tree.artifacts[a.Key]; !exists {
-			a.Size, a.Data = len(a.Data), bytes.Clone(a.Data)
 			tree.artifacts[a.Key] = a
 		}
 	}
 	head := len(tree.events)
 	for _, e := range b.Events {
-		e.Seq, e.Time, e.Data = tree.info.HeadSeq+1, stamp(e.Time), clip(e.Data)
-		tree.info.HeadSeq = e.Seq
+		tree.info.HeadSeq++
+		e.Seq = tree.info.HeadSeq
 		tree.events = append(tree.events, e)
 		for _, k := range []eventKey{{e.AgentID, e.Type}, {e.AgentID, ""}, {"", e.Type}} {
 			tree.seqs[k] = append(tree.seqs[k], e.Seq)
 		}
 	}
-	m.wakeLocked(b.Tree)
+	m.wakes.Wake(b.Tree)
 	return Committed{Events: slices.Clone(tree.events[head:]), Records: changed}, nil
 }
 
@@ -344,6 +341,9 @@ func (m *Memory) Claim(ctx context.Context, tree ID, owner string, ttl time.Dura
 	if err := m.usableLocked(ctx); err != nil {
 		return Lease{}, err
 	}
+	if owner == "" {
+		return Lease{}, fmt.Errorf("claim tree %s: no owner is named", tree)
+	}
 	t, ok := m.trees[tree]
 	if !ok {
 		return Lease{}, fmt.Errorf("claim tree %s: %w", tree, ErrNotFound)
@@ -353,7 +353,7 @@ func (m *Memory) Claim(ctx context.Context, tree ID, owner string, ttl time.Dura
 		return Lease{}, fmt.Errorf("claim tree %s, owned by %s: %w", tree, t.info.Owner, ErrLeased)
 	}
 	crashed := t.info.Owner != ""
-	t.info.Owner, t.info.Epoch, t.info.LeaseUntil = owner, t.info.Epoch+1, stamp(now.Add(ttl))
+	t.info.Owner, t.info.Epoch, t.info.LeaseUntil = owner, t.info.Epoch+1, plainTime(now.Add(ttl))
 	return Lease{Tree: tree, Owner: owner, Epoch: t.info.Epoch, Until: t.info.LeaseUntil, Crashed: crashed}, nil
 }
 
@@ -365,7 +365,7 @@ func (m *Memory) Renew(ctx context.Context, leases []Lease, ttl time.Duration) (
 		return nil, err
 	}
 	var lost []Lease
-	until := stamp(time.Now().Add(ttl))
+	until := plainTime(time.Now().Add(ttl))
 	for _, l := range leases {
 		if t, ok := m.trees[l.Tree]; ok && t.info.Epoch == l.Epoch && t.info.Owner != "" {
 			t.info.LeaseUntil = until
@@ -406,37 +406,19 @@ func (m *Memory) Delete(ctx context.Context, tree ID) error {
 		delete(m.records, recordKey{rec.Kind, rec.Key})
 	}
 	delete(m.trees, tree)
-	m.wakeLocked(tree)
+	m.wakes.Wake(tree)
 	return nil
 }
 
 // Watch implements [Store].
-func (m *Memory) Watch(tree ID) (<-chan struct{}, func()) {
-	wake := make(chan struct{}, 1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.watchers[tree] == nil {
-		m.watchers[tree] = make(map[chan struct{}]struct{})
-	}
-	m.watchers[tree][wake] = struct{}{}
-	return wake, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.watchers[tree], wake)
-		if len(m.watchers[tree]) == 0 {
-			delete(m.watchers, tree)
-		}
-	}
-}
+func (m *Memory) Watch(tree ID) (<-chan struct{}, func()) { return m.wakes.Watch(tree) }
 
 // Close implements [Store]. It wakes all watchers, who find the store closed.
 func (m *Memory) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
-	for tree := range m.watchers {
-		m.wakeLocked(tree)
-	}
+	m.wakes.WakeAll()
 	return nil
 }
 
@@ -447,22 +429,18 @@ func (m *Memory) usableLocked(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (m *Memory) wakeLocked(tree ID) {
-	for _, of := range []ID{tree, ""} {
-		for wake := range m.watchers[of] {
-			select {
-			case wake <- struct{}{}:
-			default: // it has a wake it hasn't taken yet
-			}
-		}
+// rowLocked returns a copy of a record, or nil.
+func (m *Memory) rowLocked(kind Kind, key string) *Record {
+	rec, ok := m.records[recordKey{kind, key}]
+	if !ok {
+		return nil
 	}
+	row := rec.Record
+	return &row
 }
 
 // countLocked counts a guard's records as they are once the changed ones are put.
 func (m *Memory) countLocked(tree ID, g Guard, changed []Record) int {
-	counts := func(r Record) bool {
-		return r.Tree == tree && r.Kind == g.Kind && (g.Owner == "" || r.Owner == g.Owner) && slices.Contains(g.States, r.State)
-	}
 	group := groupKey{kind: g.Kind, owner: g.Owner}
 	if g.Owner == "" {
 		group.tree = tree
@@ -473,16 +451,16 @@ func (m *Memory) countLocked(tree ID, g Guard, changed []Record) int {
 			continue
 		}
 		for rec := range set {
-			if counts(rec.Record) {
+			if g.Counts(tree, rec.Record) {
 				n++
 			}
 		}
 	}
 	for _, r := range changed {
-		if old := m.records[recordKey{r.Kind, r.Key}]; old != nil && counts(old.Record) {
+		if old := m.records[recordKey{r.Kind, r.Key}]; old != nil && g.Counts(tree, old.Record) {
 			n--
 		}
-		if counts(r) {
+		if g.Counts(tree, r) {
 			n++
 		}
 	}
@@ -555,56 +533,6 @@ func (q RecordQuery) names(r Record) bool {
 	return (q.Tree == "" || r.Tree == q.Tree) && (q.Owner == "" || r.Owner == q.Owner) &&
 		(q.Origin == "" || r.Origin == q.Origin) && (len(q.States) == 0 || slices.Contains(q.States, r.State))
 }
-
-// matches reports whether a record, nil if there is none, is as a check or change wants it.
-func matches(rec *memoryRecord, tree ID, states []State, rev uint64) bool {
-	if len(states) == 0 || rec == nil {
-		return len(states) == 0 && rec == nil
-	}
-	return rec.Tree == tree && slices.Contains(states, rec.State) && (rev == 0 || rev == rec.Rev)
-}
-
-func conflict(kind Kind, key string, rec *memoryRecord) error {
-	err := &ConflictError{Kind: kind, Key: key}
-	if rec != nil {
-		row := rec.Record
-		err.Row = &row
-	}
-	return err
-}
-
-// apply returns the record a change makes of another (nil: of none).
-func (c Change) apply(tree ID, rec *memoryRecord) Record {
-	if rec == nil {
-		return Record{
-			Tree: tree, Kind: c.Kind, Key: c.Key, Owner: c.Owner, Origin: c.Origin, State: c.To, Body: clip(c.Body),
-			Due: stamp(c.Due), Rev: 1,
-		}
-	}
-	r := rec.Record
-	r.Rev++
-	if c.To != "" {
-		r.State = c.To
-	}
-	if c.SetBody {
-		r.Body = clip(c.Body)
-	}
-	if c.SetDue {
-		r.Due = stamp(c.Due)
-	}
-	return r
-}
-
-// clip returns a copy of a body that appending to it can't spoil, nil when it is empty.
-func clip(data json.RawMessage) json.RawMessage {
-	if len(data) == 0 {
-		return nil
-	}
-	return slices.Clip(bytes.Clone(data))
-}
-
-// stamp returns a time as a database gives it back: in UTC, without a monotonic reading.
-func stamp(t time.Time) time.Time { return t.UTC().Round(0) }
 
 // after returns the first seq behind another.
 func after(seq uint64) uint64 {
