@@ -36,6 +36,9 @@ type ItemBody struct {
 	Parent     ID            `json:"parent,omitempty"`   // of the asker
 	Mode       CallMode      `json:"mode,omitempty"`
 	Question   string        `json:"question,omitempty"` // what was asked, short
+	PeerTask   string        `json:"peerTask,omitempty"` // the peer's task id
+	Attempt    int           `json:"attempt,omitempty"`  // of sending
+	Deadline   time.Time     `json:"deadline,omitzero"`  // of the call
 	Asked      time.Time     `json:"asked,omitzero"`
 	At         time.Time     `json:"at"`              // when it came
 	State      string        `json:"state,omitempty"` // completed, failed, …

@@ -162,7 +162,7 @@ func (p *PendingA2ATask) item(kind session.ItemKind, r Reply, late, askerEnded b
 	return session.NewItem(session.CallItemKey(kind, p.ID), p.RootID, p.OriginTurn, session.ItemBody{
 		Kind: kind, Call: p.ID, From: p.Peer, Asker: p.SessionID, AskerName: p.AskerName, AskerEnded: askerEnded,
 		ToolCall: p.ToolCallID, Turn: p.TurnID, Parent: p.ParentID, Mode: p.Mode, Question: p.Question, Asked: p.SentAt,
-		At: r.At, State: r.State, Late: late, Text: r.Content(), Artifacts: r.Artifacts, Generation: p.Generation,
+		PeerTask: p.PeerTaskID, Attempt: p.Attempt, Deadline: p.Deadline, At: r.At, State: r.State, Late: late, Text: r.Content(), Artifacts: r.Artifacts, Generation: p.Generation,
 	})
 }
 

@@ -30,7 +30,7 @@ func (t *Tracker) EndPart(cancel bool) session.EndPart {
 				p.State = StateFolded
 				b.Changes = append(b.Changes, p.item(session.ItemReply, *p.Reply, false, turn.Subagent()))
 			case cancel || out.State == session.StateCancelled:
-				p.State = p.cancel(b, cmpReason(out))
+				p.State = p.cancel(b, endReason(out))
 			default:
 				p.State = p.detach(b, WhySubagentEnded)
 			}
@@ -46,7 +46,7 @@ func (t *Tracker) EndPart(cancel bool) session.EndPart {
 	}
 }
 
-func cmpReason(out session.Outcome) string {
+func endReason(out session.Outcome) string {
 	if out.Error != "" {
 		return out.Error
 	}

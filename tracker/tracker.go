@@ -105,7 +105,7 @@ func (t *Tracker) Register(ctx context.Context, turn *session.Turn, r Request) (
 		return p, false, nil
 	}
 	if w != nil {
-		t.waiters.release(id, w)
+		t.waiters.drop(id, w)
 	}
 	switch {
 	case errors.Is(err, session.ErrConflict):

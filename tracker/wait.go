@@ -61,7 +61,16 @@ func (ws *waiters) release(id session.CallID, w *waiter) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	w.waits--
-	if w.waits <= 0 && ws.m[id] == w {
+	if w.waits == 0 && ws.m[id] == w {
+		delete(ws.m, id)
+	}
+}
+
+// drop forgets a waiter nobody waits on: its call was not registered.
+func (ws *waiters) drop(id session.CallID, w *waiter) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if w.waits == 0 && ws.m[id] == w {
 		delete(ws.m, id)
 	}
 }
