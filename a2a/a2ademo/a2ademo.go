@@ -8,6 +8,7 @@ package a2ademo
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,9 +22,10 @@ import (
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
-
-	"orchestrator/a2a"
 )
+
+// lineageURI is the extension by which a caller says, among other things, until when it waits.
+const lineageURI = "urn:orchestrator:a2a:lineage:1"
 
 // The names of the demonstration's peers.
 const (
@@ -94,7 +96,7 @@ func card(name, url string) *protocol.AgentCard {
 		SupportedInterfaces: []*protocol.AgentInterface{protocol.NewAgentInterface(url+"/a2a", protocol.TransportProtocolJSONRPC)},
 		Capabilities: protocol.AgentCapabilities{
 			Streaming:  true,
-			Extensions: []protocol.AgentExtension{{URI: a2a.LineageURI, Description: "reads until when the caller waits"}},
+			Extensions: []protocol.AgentExtension{{URI: lineageURI, Description: "reads until when the caller waits"}},
 		},
 		DefaultInputModes: []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
 		Skills: []protocol.AgentSkill{skill},
@@ -116,8 +118,8 @@ var _ a2asrv.AgentExecutor = answerer{}
 func (a answerer) Execute(ctx context.Context, ec *a2asrv.ExecutorContext) iter.Seq2[protocol.Event, error] {
 	return func(yield func(protocol.Event, error) bool) {
 		wait := a.delay
-		if l, ok := a2a.LineageFrom(ec.Message.Metadata); ok && a.grace > 0 {
-			if left := time.Until(l.Deadline); left < time.Minute { // who waits longer gets the answer in time
+		if a.grace > 0 {
+			if left := time.Until(deadline(ec.Message)); left < time.Minute { // who waits longer gets the answer in time
 				wait = max(wait, left+a.grace)
 			}
 		}
@@ -155,6 +157,18 @@ type anyoneIsCaller struct {
 func (anyoneIsCaller) Before(ctx context.Context, call *a2asrv.CallContext, _ *a2asrv.Request) (context.Context, any, error) {
 	call.User = a2asrv.NewAuthenticatedUser("caller", nil)
 	return ctx, nil, nil
+}
+
+// deadline is until when the asker of a message waits, or the zero time.
+func deadline(m *protocol.Message) time.Time {
+	raw, err := json.Marshal(m.Metadata[lineageURI])
+	var l struct {
+		Deadline time.Time `json:"deadline"`
+	}
+	if err != nil || json.Unmarshal(raw, &l) != nil {
+		return time.Time{}
+	}
+	return l.Deadline
 }
 
 func text(m *protocol.Message) string {
