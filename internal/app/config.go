@@ -169,9 +169,9 @@ type LoopConfig struct {
 	ModelTimeout time.Duration `mapstructure:"model_timeout"`
 	// TurnTimeout bounds one turn of a root session. Defaults to 30 minutes.
 	TurnTimeout time.Duration `mapstructure:"turn_timeout"`
-	// Retries is how often a model call is repeated after an error that may pass. Defaults to 3.
+	// Retries is how often a model call is repeated after an error that may pass; -1 is never. Defaults to 3.
 	Retries int `mapstructure:"retries"`
-	// ParallelTools bounds the tool calls of one turn that run at the same time. Defaults to 8.
+	// ParallelTools bounds the tool calls of one turn that run at the same time. Defaults to 16.
 	ParallelTools int `mapstructure:"parallel_tools"`
 	// RepeatNote is how many identical failing tool calls in a row get a note in the result. Defaults to 3.
 	RepeatNote int `mapstructure:"repeat_note"`
@@ -391,7 +391,7 @@ func (l LoopConfig) filled() LoopConfig {
 	l.ModelTimeout = cmp.Or(l.ModelTimeout, 2*time.Minute)
 	l.TurnTimeout = cmp.Or(l.TurnTimeout, 30*time.Minute)
 	l.Retries = cmp.Or(l.Retries, 3)
-	l.ParallelTools = cmp.Or(l.ParallelTools, 8)
+	l.ParallelTools = cmp.Or(l.ParallelTools, 16)
 	l.RepeatNote = cmp.Or(l.RepeatNote, 3)
 	l.RepeatFail = cmp.Or(l.RepeatFail, 6)
 	return l
@@ -526,7 +526,9 @@ func (c Config) validate() error {
 	v.count("loop.model_calls", c.Loop.ModelCalls)
 	v.positive("loop.model_timeout", c.Loop.ModelTimeout)
 	v.positive("loop.turn_timeout", c.Loop.TurnTimeout)
-	v.count("loop.retries", c.Loop.Retries)
+	if c.Loop.Retries < -1 {
+		v.fault("loop.retries", c.Loop.Retries, "it must be -1 (never) or more")
+	}
 	v.count("loop.parallel_tools", c.Loop.ParallelTools)
 	v.count("loop.repeat_note", c.Loop.RepeatNote)
 	v.count("loop.repeat_fail", c.Loop.RepeatFail)

@@ -56,7 +56,7 @@ func TestZeroConfigIsTheDocumentedDefault(t *testing.T) {
 			},
 		},
 		Loop: app.LoopConfig{
-			ModelCalls: 50, ModelTimeout: 2 * time.Minute, TurnTimeout: 30 * time.Minute, Retries: 3, ParallelTools: 8,
+			ModelCalls: 50, ModelTimeout: 2 * time.Minute, TurnTimeout: 30 * time.Minute, Retries: 3, ParallelTools: 16,
 			RepeatNote: 3, RepeatFail: 6,
 		},
 		Subagents: app.SubagentsConfig{
