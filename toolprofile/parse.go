@@ -137,9 +137,9 @@ func (r *reader) read(data []byte) {
 		for _, n := range r.sequence(e.value, "profiles") {
 			r.profile(n)
 		}
-		if len(r.p.list) == 0 && len(r.faults) == 0 {
-			r.fail(e.line, "profiles is empty; at least one profile is needed")
-		}
+	}
+	if len(r.p.list) == 0 && len(r.faults) == 0 {
+		r.fail(lineOf(root.GetToken()), "there are no profiles; at least one is needed")
 	}
 }
 

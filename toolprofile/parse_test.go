@@ -47,8 +47,9 @@ func TestProfilesRefuseWhatTheyCannotMean(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"empty", "", "p.yaml: the file is empty; it needs a list of profiles"},
 		{"comments only", "# nothing\n", "p.yaml: the file is empty; it needs a list of profiles"},
-		{"no profiles", "profiles: []\n", "p.yaml:1: profiles is empty; at least one profile is needed"},
-		{"null profiles", "profiles:\n", "p.yaml:1: profiles is empty; at least one profile is needed"},
+		{"no profiles", "profiles: []\n", "p.yaml:1: there are no profiles; at least one is needed"},
+		{"no keys", "{}", "p.yaml:1: there are no profiles; at least one is needed"},
+		{"null profiles", "profiles:\n", "p.yaml:1: there are no profiles; at least one is needed"},
 		{"a list", "- name: r\n", "p.yaml:1: the file must be a mapping with the keys profiles"},
 		{"a word", "profiles", "p.yaml:1: the file must be a mapping with the keys profiles"},
 		{"profiles by key", "profiles:\n  primary:\n    allow: []\n", "p.yaml:2: profiles must be a list"},
