@@ -144,6 +144,7 @@ type ToolCompleted struct {
 type ContextCompacted struct {
 	ThroughSeq uint64 `json:"throughSeq"`
 	Summary    string `json:"summary"`
+	Usage      *Usage `json:"usage,omitempty"` // of the model call that made it
 }
 
 // Invocation is the body of every invocation.* event.

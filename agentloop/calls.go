@@ -1,0 +1,208 @@
+package agentloop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"orchestrator/session"
+	"orchestrator/tool"
+)
+
+// maxConflicts bounds how often a tool is asked for another result.
+const maxConflicts = 100
+
+// resultKey is the key of the artifact that holds the whole of a tool's result.
+func resultKey(id session.ToolCallID) session.ArtifactKey {
+	return session.ArtifactKeyFor(id, "result")
+}
+
+// runCalls runs the calls of one message and commits each result when it is there. It returns when all have returned.
+func (r *run) runCalls(ctx context.Context, calls []call) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	park := newParking(r.t.Parker, calls, cancel)
+	var g errgroup.Group
+	g.SetLimit(r.limits.ParallelTools)
+	for _, c := range calls {
+		g.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			err := r.runCall(ctx, park, c)
+			if err != nil {
+				cancel(err)
+			}
+			return err
+		})
+	}
+	err := g.Wait()
+	r.parked = park.isParked()
+	if cause := context.Cause(ctx); cause != nil {
+		// The first thing that went wrong, which made the others fail.
+		return cause
+	}
+	return err
+}
+
+// runCall runs one call and commits its result.
+func (r *run) runCall(ctx context.Context, park *parking, c call) error {
+	res, denied, err := r.dispatch(ctx, park, c)
+	park.back(c.ID)
+	for try := 1; err == nil; try++ {
+		var done session.Committed
+		done, err = r.commitResult(ctx, c, res, denied)
+		if err == nil {
+			r.committed(ctx, c, res, done)
+			park.finish(ctx, c.ID)
+			return r.repeated(c, res)
+		}
+		if !errors.Is(err, session.ErrConflict) && !errors.Is(err, session.ErrGuard) {
+			return err
+		}
+		if res.Conflict == nil || try == maxConflicts {
+			err = fmt.Errorf("commit the result: %w", err)
+			break
+		}
+		res, err = r.guarded(ctx, c, func() (tool.Result, error) { return res.Conflict(ctx, err) })
+	}
+	if leaves(err) || ctx.Err() != nil {
+		return err
+	}
+	r.log.ErrorContext(ctx, "tool call failed", "tool", c.Name, "call", c.ID, "err", err)
+	return failf(stopError, "the tool %q failed with an internal error; the operator's log says which", c.Name)
+}
+
+// dispatch runs a call, or says why it doesn't run. Its error ends the turn.
+func (r *run) dispatch(ctx context.Context, park *parking, c call) (res tool.Result, denied bool, err error) {
+	t, ok := r.tools.Lookup(c.Name)
+	if !ok {
+		reason, denied := r.tools.Refusal(c.Name)
+		if denied {
+			r.log.WarnContext(ctx, "tool call denied", "tool", c.Name, "call", c.ID)
+			if r.l.cfg.Denied != nil {
+				r.l.cfg.Denied(r.t.Body.Setup.Agent, c.Name)
+			}
+			return tool.Failure(reason), true, nil
+		}
+		return tool.Failure(r.unknown(c.Name)), false, nil
+	}
+	spec := t.Spec()
+	fault, err := r.l.schemas.validate(spec.Schema, c.Args)
+	if err != nil {
+		r.log.ErrorContext(ctx, "tool has a schema that can't be used", "tool", c.Name, "err", err)
+		return tool.Failure(fmt.Sprintf("the tool %q can't be called: its own schema is broken", c.Name)), false, nil
+	}
+	if fault != "" {
+		text := fmt.Sprintf("the arguments of %q don't fit: %s", c.Name, fault)
+		if c.cutOff {
+			text += "; the message hit its length limit, so they may have been cut off: call again with less"
+		}
+		return tool.Failure(text), false, nil
+	}
+	if c.resumed && !spec.Repeatable {
+		return tool.Failure("interrupted by a restart; it may or may not have taken effect"), false, nil
+	}
+	res, err = r.guarded(ctx, c, func() (tool.Result, error) {
+		return t.Run(ctx, &tool.Call{
+			ID: c.ID, Name: c.Name, Args: c.Args, Turn: r.t, Accepted: c.accepted, Resumed: c.resumed,
+			Park: func(reason string) { park.wait(ctx, c.ID, reason) },
+			Progress: func(text string) {
+				r.t.Tree().Publish(r.t.WithToolCall(c.ID).Event(session.EventToolProgress, session.ToolProgress{Text: text}))
+			},
+		})
+	})
+	return res, false, err
+}
+
+// guarded calls into a tool and turns a panic into a result the model can read.
+func (r *run) guarded(ctx context.Context, c call, f func() (tool.Result, error)) (res tool.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.log.ErrorContext(ctx, "tool panicked", "tool", c.Name, "call", c.ID, "panic", p, "stack", string(debug.Stack()))
+			res, err = tool.Failure(fmt.Sprintf("the tool %q crashed with an internal error", c.Name)), nil
+		}
+	}()
+	return f()
+}
+
+func (r *run) unknown(name string) string {
+	names := r.tools.Names()
+	if nearest := session.Nearest(name, names); nearest != "" {
+		return fmt.Sprintf("there is no tool %q; did you mean %q?", name, nearest)
+	}
+	if len(names) == 0 {
+		return fmt.Sprintf("there is no tool %q, and no other", name)
+	}
+	return fmt.Sprintf("there is no tool %q; there are: %s", name, strings.Join(names, ", "))
+}
+
+// commitResult writes a result in one commit with what the tool changes.
+func (r *run) commitResult(ctx context.Context, c call, res tool.Result, denied bool) (session.Committed, error) {
+	var b session.Batch
+	b.Add(res.Batch)
+	done := session.ToolCompleted{Name: c.Name, Content: r.content(c, res), IsError: res.IsError, Denied: denied}
+	if len(res.Content) > r.limits.ResultBytes {
+		b.Artifacts = append(b.Artifacts, session.Artifact{
+			Key: resultKey(c.ID), Name: "result of " + c.Name, MediaType: "text/plain; charset=utf-8", Data: []byte(res.Content),
+		})
+	}
+	b.Events = append(b.Events, r.t.WithToolCall(c.ID).Event(session.EventToolCompleted, done))
+	committed, err := r.commit(ctx, b)
+	if err != nil {
+		return committed, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conv.result(c.ID, done, committed.Events[len(committed.Events)-1].Seq)
+	if res.IsError {
+		r.repeats.add(repeatKey(c.ID, c.Name, c.Args, done.Content), c.message)
+	}
+	return committed, nil
+}
+
+// content is a result as the model reads it: short enough, and with a note when it repeats a failure.
+func (r *run) content(c call, res tool.Result) string {
+	text := session.Shorten(strings.ToValidUTF8(res.Content, "\uFFFD"), r.limits.ResultBytes, resultKey(c.ID))
+	if !res.IsError {
+		return text
+	}
+	r.mu.Lock()
+	n := r.repeats.peek(repeatKey(c.ID, c.Name, c.Args, text), c.message)
+	r.mu.Unlock()
+	if n >= r.limits.RepeatNote {
+		text += noteFor(n)
+	}
+	return text
+}
+
+// committed tells the tool. A panic there undoes nothing.
+func (r *run) committed(ctx context.Context, c call, res tool.Result, done session.Committed) {
+	if res.Committed == nil {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			r.log.ErrorContext(ctx, "tool panicked", "tool", c.Name, "call", c.ID, "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	res.Committed(done)
+}
+
+// repeated fails the turn when a call has failed too often in the same way.
+func (r *run) repeated(c call, res tool.Result) error {
+	if !res.IsError {
+		return nil
+	}
+	r.mu.Lock()
+	worst := r.repeats.worst()
+	r.mu.Unlock()
+	if worst < r.limits.RepeatFail {
+		return nil
+	}
+	return failf(stopRepeated, "the tool %q failed %d times with the same arguments and the same result", c.Name, worst)
+}

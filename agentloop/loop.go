@@ -1,0 +1,144 @@
+package agentloop
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"orchestrator/llm"
+	"orchestrator/session"
+	"orchestrator/tool"
+)
+
+// Config configures a [Loop].
+type Config struct {
+	// Models returns the model of a name in the config, and the provider's name for it.
+	Models func(model string) (m llm.Model, providerName string, err error)
+	// Tools returns the tools the turn's agent may call now. What the turn's setup doesn't name is taken away.
+	Tools func(ctx context.Context, t *session.Turn) (*tool.Set, error)
+	// Window returns how many tokens the model of a name takes; 0 is Limits.ContextTokens. May be nil.
+	Window func(model string) int
+	// Denied is told of each refused call of a tool the agent may not have. It must not block. May be nil.
+	Denied func(agent, tool string)
+	Limits Limits
+	// Logger may be nil, which logs nothing.
+	Logger *slog.Logger
+}
+
+// Limits are the bounds of a turn. Each ends or changes the turn with a plain sentence when it is hit.
+type Limits struct {
+	// ModelCalls bounds the model's answers in one turn, over all its attempts. When it is reached the model is asked once
+	// more, without tools, to say what was done. Defaults to 50.
+	ModelCalls int
+	// ModelCallTime bounds the wall time of one model call; a call that takes longer is made again like any that failed.
+	// Defaults to 120 seconds.
+	ModelCallTime time.Duration
+	// Retries is how often a model call that failed for a passing reason is made again. Defaults to 3; negative is never.
+	Retries int
+	// MaxRetryAfter is the longest wait a provider may ask for; when it asks for more the turn fails. Defaults to 5 minutes.
+	MaxRetryAfter time.Duration
+	// ParallelTools bounds the tool calls of a turn that run at once. Defaults to 16.
+	ParallelTools int
+	// RepeatNote and RepeatFail say at which failure of the same call with the same result the result carries a note, and
+	// the turn fails. Identical calls of one message are one failure. They default to 3 and 6.
+	RepeatNote int
+	RepeatFail int
+	// TreeTokens and TreeCostUSD bound what all model calls of a tree, ever, may use. Zero is no bound.
+	TreeTokens  int64
+	TreeCostUSD float64
+	// ContextTokens is how many tokens a model takes of which nothing else is known. Defaults to 128,000. Tokens are
+	// estimated as a quarter of the bytes, or more where the provider's count says so.
+	ContextTokens int
+	// ResultBytes is how much of a tool's result goes into the log and to the model; a longer one is kept whole as an
+	// artifact. Defaults to 24,000.
+	ResultBytes int
+}
+
+func (l Limits) withDefaults() Limits {
+	l.ModelCalls = cmp.Or(l.ModelCalls, 50)
+	l.ModelCallTime = cmp.Or(l.ModelCallTime, 120*time.Second)
+	l.Retries = cmp.Or(l.Retries, 3)
+	l.MaxRetryAfter = cmp.Or(l.MaxRetryAfter, 5*time.Minute)
+	l.ParallelTools = cmp.Or(l.ParallelTools, 16)
+	l.RepeatNote = cmp.Or(l.RepeatNote, 3)
+	l.RepeatFail = cmp.Or(l.RepeatFail, 6)
+	l.ContextTokens = cmp.Or(l.ContextTokens, 128_000)
+	l.ResultBytes = cmp.Or(l.ResultBytes, 24_000)
+	return l
+}
+
+func (l Limits) validate() error {
+	for _, f := range []struct {
+		name string
+		ok   bool
+		want string
+	}{
+		{"ModelCalls", l.ModelCalls > 0, "at least 1"},
+		{"ModelCallTime", l.ModelCallTime > 0, "positive"},
+		{"MaxRetryAfter", l.MaxRetryAfter > 0, "positive"},
+		{"ParallelTools", l.ParallelTools > 0, "at least 1"},
+		{"RepeatNote", l.RepeatNote > 0, "at least 1"},
+		{"RepeatFail", l.RepeatFail > 1, "at least 2"},
+		{"TreeTokens", l.TreeTokens >= 0, "0 or more"},
+		{"TreeCostUSD", l.TreeCostUSD >= 0, "0 or more"},
+		{"ContextTokens", l.ContextTokens >= 1000, "at least 1000"},
+		{"ResultBytes", l.ResultBytes >= 200 && l.ResultBytes <= session.MaxInline/2, fmt.Sprintf("200 to %d", session.MaxInline/2)},
+	} {
+		if !f.ok {
+			return fmt.Errorf("agentloop limits: %s must be %s", f.name, f.want)
+		}
+	}
+	return nil
+}
+
+// Loop runs turns. It holds no turn's state and may run any number at once.
+type Loop struct {
+	cfg     Config
+	log     *slog.Logger
+	schemas schemaCache
+	budget  *budget
+}
+
+var _ session.TurnRunner = (*Loop)(nil)
+
+// New returns a loop.
+func New(cfg Config) (*Loop, error) {
+	if cfg.Models == nil {
+		return nil, errors.New("agentloop: Config.Models is missing")
+	}
+	if cfg.Tools == nil {
+		return nil, errors.New("agentloop: Config.Tools is missing")
+	}
+	cfg.Limits = cfg.Limits.withDefaults()
+	if err := cfg.Limits.validate(); err != nil {
+		return nil, err
+	}
+	l := &Loop{cfg: cfg, log: cfg.Logger, budget: newBudget(cfg.Limits)}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	return l, nil
+}
+
+// RunTurn implements [session.TurnRunner]. It also stops when the tree's context ends, with that context's cause.
+func (l *Loop) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	owned := t.Tree().Context()
+	stop := context.AfterFunc(owned, func() { cancel(context.Cause(owned)) })
+	defer stop()
+
+	r := &run{
+		l: l, t: t, limits: l.cfg.Limits,
+		log: l.log.With("session", t.Root, "agent", t.Agent, "turn", t.Turn),
+	}
+	stopReason, err := r.steps(ctx)
+	out, err := r.outcome(ctx, stopReason, err)
+	if err != nil {
+		return session.Outcome{}, fmt.Errorf("run turn %s: %w", t.Turn, err)
+	}
+	return out, nil
+}
