@@ -65,7 +65,7 @@ var homes = map[string][]string{
 }
 
 // testLibraries may be imported by any test and by the packages that are made for tests.
-var testLibraries = []string{"github.com/google/go-cmp", "go.uber.org/goleak", "pgregory.net/rapid"}
+var testLibraries = []string{"github.com/google/go-cmp", "go.uber.org/goleak", "golang.org/x/tools", "pgregory.net/rapid"}
 
 // anyTestMayImport are our packages that tests outside their own parent may use, besides every …test package and what
 // the package under test may import.
