@@ -134,7 +134,9 @@ func newLoop(t testing.TB, model llm.Model, limits agentloop.Limits, tools ...to
 
 func newLoopWith(t testing.TB, cfg agentloop.Config) *agentloop.Loop {
 	t.Helper()
-	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	if _, bench := t.(*testing.B); !bench {
+		cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
 	loop, err := agentloop.New(cfg)
 	if err != nil {
 		t.Fatalf("New() = %v, want no error", err)
@@ -331,4 +333,21 @@ func isResultOf(b session.Batch, n int) bool {
 		_, num, _ := e.ToolCallID.Split()
 		return e.Type == session.EventToolCompleted && num == n
 	})
+}
+
+// steppingModel asks for a tool call for each true it gets, and answers when it gets false. It keeps no requests.
+type steppingModel struct{ steps chan bool }
+
+func (m *steppingModel) Stream(context.Context, llm.Request) iter.Seq2[llm.Chunk, error] {
+	return func(yield func(llm.Chunk, error) bool) {
+		answer := text("done")
+		if <-m.steps {
+			answer = asks("look", `{}`)
+		}
+		for _, c := range answer {
+			if !yield(c, nil) {
+				return
+			}
+		}
+	}
 }

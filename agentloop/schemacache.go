@@ -2,13 +2,16 @@ package agentloop
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
 // maxSchemas bounds the cache. When it is full it starts anew.
@@ -98,6 +101,7 @@ func describe(err error) string {
 	if !ok {
 		return err.Error()
 	}
+	order(invalid)
 	var faults []string
 	for line := range strings.Lines(invalid.Error()) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "- ") {
@@ -108,4 +112,16 @@ func describe(err error) string {
 		faults = append(faults[:8], fmt.Sprintf("and %d more", len(faults)-8))
 	}
 	return strings.Join(faults, "; ")
+}
+
+// order sorts what the library collects in the order of a map: the same fault must read the same each time, or a model
+// that repeats it wouldn't be noticed.
+func order(invalid *jsonschema.ValidationError) {
+	if extra, ok := invalid.ErrorKind.(*kind.AdditionalProperties); ok {
+		slices.Sort(extra.Properties)
+	}
+	for _, cause := range invalid.Causes {
+		order(cause)
+	}
+	slices.SortFunc(invalid.Causes, func(a, b *jsonschema.ValidationError) int { return cmp.Compare(a.Error(), b.Error()) })
 }
