@@ -143,7 +143,8 @@ func (p *Pool) sweepBatch(ctx context.Context, rec session.Record) error {
 	}
 	b := session.Batch{Tree: rec.Tree}
 	f.write("", &b, 0)
-	if _, err := p.store.Commit(ctx, b); err != nil {
+	// On a conflict the record is still due, and looked at again.
+	if _, err := p.store.Commit(ctx, b); err != nil && !errors.Is(err, session.ErrConflict) {
 		return fmt.Errorf("send the overdue batch of turn %s home: %w", rec.Key, err)
 	}
 	return nil
@@ -167,7 +168,8 @@ func (p *Pool) sweepChild(ctx context.Context, rec session.Record) error {
 		}
 		change = change.At(time.Now().Add(time.Minute))
 	}
-	if _, err := p.store.Commit(ctx, session.Batch{Tree: rec.Tree, Changes: []session.Change{change}}); err != nil {
+	_, err := p.store.Commit(ctx, session.Batch{Tree: rec.Tree, Changes: []session.Change{change}})
+	if err != nil && !errors.Is(err, session.ErrConflict) {
 		return fmt.Errorf("look at subagent %s again later: %w", rec.Key, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -532,7 +533,9 @@ func TestClosingTheSessionCancelsEveryChild(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		wantList(t, "ends", w.ends(), "failed 1 cancelled", "failed 2 cancelled")
+		ends := w.ends()
+		slices.Sort(ends)
+		wantList(t, "ends", ends, "failed 1 cancelled", "failed 2 cancelled")
 		w.wantStates("folded folded")
 		l.stop()
 	})
