@@ -25,7 +25,7 @@ func (t *Tracker) Deliver(ctx context.Context, id session.CallID, r Reply, artif
 		return "", PendingA2ATask{}, fmt.Errorf("deliver to call %s: %s is not a reply", id, r.State)
 	}
 	var fate Delivery
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		switch p.State {
 		case StateAnswered, StateConsumed, StateFolded:
 			fate = Duplicate
@@ -86,7 +86,7 @@ func (t *Tracker) Deliver(ctx context.Context, id session.CallID, r Reply, artif
 // Only the first one of a call does anything.
 func (t *Tracker) AuthRequired(ctx context.Context, id session.CallID, r Reply, artifacts ...session.Artifact) (PendingA2ATask, error) {
 	r.State = StateAuthRequired
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		if !p.Wanted() || p.Auth != nil {
 			return "", nil
 		}

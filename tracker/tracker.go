@@ -135,7 +135,7 @@ func (t *Tracker) full(ctx context.Context, turn *session.Turn, limit int) error
 // Sent notes what a send made known: the peer's task id, the context id, and the attempt that is being made. An empty
 // string or 0 keeps what is there. What changes nothing, and what comes after the call's reply, is no commit.
 func (t *Tracker) Sent(ctx context.Context, id session.CallID, peerTaskID, contextID string, attempt int) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, _ *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, _ *session.Batch) (session.State, error) {
 		if !p.Wanted() && !p.CancelOwed() {
 			return "", nil
 		}
@@ -153,7 +153,7 @@ func (t *Tracker) Sent(ctx context.Context, id session.CallID, peerTaskID, conte
 // Abandon ends the wait for a blocking call: waiting becomes detached (cancelled, when the call says so), with why in
 // invocation.timed_out. A call in another state is returned as it is: that is the waiter's second look.
 func (t *Tracker) Abandon(ctx context.Context, id session.CallID, why string) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		if p.State != StateWaiting {
 			return "", nil
 		}
@@ -183,7 +183,7 @@ func (p *PendingA2ATask) cancel(b *session.Batch, reason string) session.State {
 // Cancel ends the wish for a reply: waiting, open and detached become cancelled, and the relay owes the peer a
 // CancelTask. A call in another state is returned as it is.
 func (t *Tracker) Cancel(ctx context.Context, id session.CallID, reason string) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		if !p.Wanted() {
 			return "", nil
 		}
@@ -208,7 +208,7 @@ func (t *Tracker) CancelTree(ctx context.Context, root session.ID, reason string
 
 // CancelAnswered notes that the peer answered our CancelTask, or that there is nothing left to cancel.
 func (t *Tracker) CancelAnswered(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, _ *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, _ *session.Batch) (session.State, error) {
 		if !p.CancelOwed() {
 			return "", nil
 		}
@@ -221,7 +221,7 @@ func (t *Tracker) CancelAnswered(ctx context.Context, id session.CallID) (Pendin
 // Overdue says of an asynchronous call that it has no answer yet: open becomes detached (cancelled, when the call says
 // so), and the item overdue:<id> is ready, in one commit. A call in another state is returned as it is.
 func (t *Tracker) Overdue(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		if p.State != StateOpen {
 			return "", nil
 		}
@@ -234,7 +234,7 @@ func (t *Tracker) Overdue(ctx context.Context, id session.CallID) (PendingA2ATas
 
 // Expire gives up on a late reply: detached becomes expired. A call in another state is returned as it is.
 func (t *Tracker) Expire(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
-	p, _, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
+	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		if p.State != StateDetached {
 			return "", nil
 		}
@@ -319,35 +319,42 @@ func (t *Tracker) due(p PendingA2ATask) time.Time {
 
 // change reads a call and commits what decide makes of it, again from the start when the row has changed in between.
 // decide changes the task, adds to the batch, and returns the call's next state; none means that there is nothing to do,
-// and the call is returned as it is. changed says whether this commit was made.
-func (t *Tracker) change(ctx context.Context, id session.CallID, decide func(*PendingA2ATask, *session.Batch) (session.State, error)) (p PendingA2ATask, changed bool, err error) {
+// and the call is returned as it is.
+func (t *Tracker) change(ctx context.Context, id session.CallID, decide func(*PendingA2ATask, *session.Batch) (session.State, error)) (PendingA2ATask, error) {
+	var refused uint64 // the revision at which something but the call was in the way
 	for {
 		rec, err := t.cfg.Store.Record(ctx, session.KindCall, string(id))
 		if err != nil {
-			return p, false, fmt.Errorf("read call %s: %w", id, err)
+			return PendingA2ATask{}, fmt.Errorf("read call %s: %w", id, err)
 		}
 		was, err := taskOf(rec)
 		if err != nil {
-			return p, false, err
+			return PendingA2ATask{}, err
 		}
-		p = was
+		p := was
 		b := session.Batch{Tree: p.RootID}
 		to, err := decide(&p, &b)
 		if err != nil || to == "" {
-			return was, false, err
+			return was, err
 		}
 		p.State = to
 		b.Changes = append(b.Changes, rec.Update(to, p).At(t.due(p)))
 		_, err = t.cfg.Store.Commit(ctx, b)
-		if conflict, ok := errors.AsType[*session.ConflictError](err); ok && conflict.Kind == session.KindCall {
+		if errors.Is(err, session.ErrConflict) && rec.Rev != refused {
+			// Whoever came first may have made the item too, which is then what the store names. A conflict at a row that
+			// hasn't changed is none that a second look resolves.
+			conflict, ok := errors.AsType[*session.ConflictError](err)
+			if !ok || conflict.Kind != session.KindCall {
+				refused = rec.Rev
+			}
 			continue
 		}
 		if err != nil {
-			return was, false, fmt.Errorf("change call %s from %s to %s: %w", id, was.State, to, err)
+			return was, fmt.Errorf("change call %s from %s to %s: %w", id, was.State, to, err)
 		}
 		p.Rev = rec.Rev + 1
 		t.changed(was.State, p)
-		return p, true, nil
+		return p, nil
 	}
 }
 
