@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
@@ -19,6 +20,9 @@ import (
 
 // maxFile bounds a profiles file in bytes.
 const maxFile = 256 << 10
+
+// maxDepth bounds how deep a profiles file may be nested; a sound one needs four.
+const maxDepth = 16
 
 // maxErrors bounds how many faults of a file are told at once.
 const maxErrors = 20
@@ -109,7 +113,12 @@ func (r *reader) read(data []byte) {
 		r.fail(0, "the file is larger than %d bytes", maxFile)
 		return
 	}
-	f, err := parse(data)
+	tokens := lexer.Tokenize(string(data))
+	if line, fault := unfit(tokens); fault != "" {
+		r.fail(line, "%s", fault)
+		return
+	}
+	f, err := parse(tokens)
 	if syntax, ok := errors.AsType[*yaml.SyntaxError](err); ok {
 		r.fail(lineOf(syntax.Token), "%s", syntax.Message)
 		return
@@ -143,14 +152,39 @@ func (r *reader) read(data []byte) {
 	}
 }
 
+// unfit finds what a profiles file has no use for and the parser takes minutes over: deep nesting, and the marks that can
+// stand in a row without end.
+func unfit(tokens token.Tokens) (line int, fault string) {
+	depth, entries, last := 0, 0, 0
+	for _, t := range tokens {
+		if t.Position.Line != last {
+			last, entries = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType:
+			entries++
+		case token.AnchorType, token.AliasType, token.TagType, token.MergeKeyType, token.MappingKeyType, token.DirectiveType:
+			return last, fmt.Sprintf("%q is not understood here; write plain lists and mappings", t.Value)
+		}
+		if depth > maxDepth || entries > maxDepth {
+			return last, fmt.Sprintf("lists and mappings are nested deeper than %d", maxDepth)
+		}
+	}
+	return 0, ""
+}
+
 // parse turns a panic of the parser, which is fed by whoever writes the file, into an error.
-func parse(data []byte) (f *ast.File, err error) {
+func parse(tokens token.Tokens) (f *ast.File, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("the file is no YAML: %v", v)
 		}
 	}()
-	return parser.ParseBytes(data, 0)
+	return parser.Parse(tokens, 0)
 }
 
 func (r *reader) profile(n ast.Node) {
