@@ -62,11 +62,14 @@ func (m *Model) params(r llm.Request) (openai.ChatCompletionNewParams, error) {
 			fn.Description = param.NewOpt(tool.Description)
 		}
 		if len(tool.Schema) > 0 {
-			// Numbers stay as they are written.
-			dec := json.NewDecoder(bytes.NewReader(tool.Schema))
-			dec.UseNumber()
-			if err := dec.Decode(&fn.Parameters); err != nil {
+			// Values stay as they are written: the SDK would make strings of json.Number, and float64 rounds.
+			var schema map[string]json.RawMessage
+			if err := json.Unmarshal(tool.Schema, &schema); err != nil {
 				return p, fmt.Errorf("the schema of tool %q is not a JSON object: %w", tool.Name, err)
+			}
+			fn.Parameters = make(shared.FunctionParameters, len(schema))
+			for k, v := range schema {
+				fn.Parameters[k] = v
 			}
 		}
 		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(fn))

@@ -1,0 +1,66 @@
+package openai_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/tools/txtar"
+
+	"orchestrator/llm"
+	"orchestrator/llm/llmtest"
+	"orchestrator/llm/openai"
+)
+
+func connCounter(n *atomic.Int64) func(net.Conn, http.ConnState) {
+	return func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			n.Add(1)
+		}
+	}
+}
+
+// FuzzStream reads any body as an event stream: the rules of a stream hold, and what isn't an answer is an error.
+func FuzzStream(f *testing.F) {
+	for _, dir := range []string{"suite", "servers"} {
+		paths, err := filepath.Glob(filepath.Join("testdata", dir, "*.txtar"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, path := range paths {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			for _, file := range txtar.Parse(data).Files {
+				if file.Name == "body" {
+					f.Add(string(file.Data))
+				}
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		m := open(t, openai.Config{HTTPClient: respond(200, map[string]string{"Content-Type": "text/event-stream"}, body)})
+		answer, err := llmtest.Collect(m.Stream(t.Context(), llmtest.Request()))
+		if err != nil {
+			if e, ok := errors.AsType[*llm.Error](err); !ok || e.Message == "" {
+				t.Fatalf("error = %v, want an *llm.Error", err)
+			}
+			return
+		}
+		if !strings.Contains(body, "finish_reason") && !strings.Contains(body, `\u`) && !strings.Contains(strings.ToLower(body), "finish_reason") {
+			t.Errorf("an answer without a finish_reason: %+v", answer)
+		}
+		for _, c := range answer.ToolCalls {
+			if !json.Valid(c.Args) {
+				t.Errorf("arguments %q are not JSON", c.Args)
+			}
+		}
+	})
+}
