@@ -399,14 +399,13 @@ func TestLaterTurnMayTakeAResultOfAnEarlierOne(t *testing.T) {
 		l.spawn(2)
 		l.endRoot(session.StateCompleted)
 		second := l.nextTurn(0)
-		time.AfterFunc(time.Second, func() { g.open(w.child(1)) })
+		time.AfterFunc(time.Second, func() { g.open(w.child(2)) })
+		time.AfterFunc(2*time.Second, func() { g.open(w.child(1)) }) // the last one, which somebody waits for
 		done, err := callTool(t.Context(), l.pool, second, 3, "wait_subagents",
 			fmt.Sprintf(`{"ids":[%q],"timeout_seconds":60}`, w.child(1)), time.Now())
 		if err != nil || !strings.Contains(done.Content, "completed") {
 			t.Fatalf("wait = %v, %v", done, err)
 		}
-		g.open(w.child(2))
-		synctest.Wait()
 		wantList(t, "items", w.items(), "child 2 completed")
 		if got := w.batchState(); got != subagent.BatchDone {
 			t.Errorf("batch is %s, want done", got)
