@@ -1,0 +1,264 @@
+package a2ahttp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"mime"
+	"net/http"
+	"sync"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
+
+	"orchestrator/a2a"
+)
+
+const (
+	eventStream = "text/event-stream"
+	// lineBuffer is what a stream holds while nothing comes; the SDK's parser holds 64 KiB.
+	lineBuffer = 512
+)
+
+// jsonrpc is the SDK's JSON-RPC transport with streams that cost little while they are silent, since a call may wait on
+// one for minutes, next to thousands of others.
+type jsonrpc struct {
+	a2aclient.Transport
+	url      string
+	http     *http.Client
+	maxEvent int64
+}
+
+// SendStreamingMessage implements a2aclient.Transport.
+func (t *jsonrpc) SendStreamingMessage(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SendMessageRequest) iter.Seq2[protocol.Event, error] {
+	return t.stream(ctx, "SendStreamingMessage", params, req)
+}
+
+// SubscribeToTask implements a2aclient.Transport.
+func (t *jsonrpc) SubscribeToTask(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event, error] {
+	return t.stream(ctx, "SubscribeToTask", params, req)
+}
+
+func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.ServiceParams, payload any) iter.Seq2[protocol.Event, error] {
+	return func(yield func(protocol.Event, error) bool) {
+		body, isStream, err := t.open(ctx, method, params, payload)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer body.Close()
+		if !isStream {
+			data, err := io.ReadAll(body)
+			if err == nil {
+				var ev protocol.Event
+				if ev, err = event(data); err == nil {
+					yield(ev, nil)
+					return
+				}
+			}
+			yield(nil, err)
+			return
+		}
+		for data, err := range events(body, t.maxEvent) {
+			var ev protocol.Event
+			if err == nil {
+				ev, err = event(data)
+			}
+			if !yield(ev, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// open sends the request. The body it returns is a stream, or one JSON answer.
+func (t *jsonrpc) open(ctx context.Context, method string, params a2aclient.ServiceParams, payload any) (body io.ReadCloser, isStream bool, err error) {
+	data, err := json.Marshal(struct {
+		JSONRPC string `json:"jsonrpc"`
+		ID      string `json:"id"`
+		Method  string `json:"method"`
+		Params  any    `json:"params"`
+	}{"2.0", "1", method, payload}) // one request a connection at a time needs no ids
+	if err != nil {
+		return nil, false, &a2a.NotSentError{Err: fmt.Errorf("marshal %s: %w", method, err)}
+	}
+	sent := &requestBody{data: data}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, sent.reader())
+	if err != nil {
+		return nil, false, &a2a.NotSentError{Err: err}
+	}
+	req.ContentLength = int64(len(data))
+	req.GetBody = func() (io.ReadCloser, error) { return sent.reader(), nil }
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", eventStream)
+	for name, values := range params {
+		for _, v := range values {
+			req.Header.Add(name, v)
+		}
+	}
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: %w", method, err)
+	}
+	sent.drop()
+	mediaType, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // the round tripper has checked it
+	return resp.Body, mediaType == eventStream, nil
+}
+
+// requestBody is a request's bytes until it is answered: the HTTP client holds on to the request for as long as the
+// answer's body is open.
+type requestBody struct {
+	mu   sync.Mutex
+	data []byte
+	sent bool // all of it was read
+}
+
+// drop lets the bytes go, unless the answer came before they were all sent.
+func (b *requestBody) drop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sent {
+		b.data = nil
+	}
+}
+
+func (b *requestBody) reader() io.ReadCloser { return &requestReader{body: b} }
+
+type requestReader struct {
+	body *requestBody
+	off  int
+}
+
+func (r *requestReader) Read(p []byte) (int, error) {
+	r.body.mu.Lock()
+	defer r.body.mu.Unlock()
+	if r.off >= len(r.body.data) {
+		return 0, io.EOF
+	}
+	n := copy(p, r.body.data[r.off:])
+	r.off += n
+	if r.off == len(r.body.data) {
+		r.body.sent = true
+	}
+	return n, nil
+}
+
+func (r *requestReader) Close() error { return nil }
+
+// errorCodes are the protocol's errors by their JSON-RPC codes.
+var errorCodes = map[int]error{
+	-32700: protocol.ErrParseError,
+	-32600: protocol.ErrInvalidRequest,
+	-32601: protocol.ErrMethodNotFound,
+	-32602: protocol.ErrInvalidParams,
+	-32603: protocol.ErrInternalError,
+	-32000: protocol.ErrServerError,
+	-32001: protocol.ErrTaskNotFound,
+	-32002: protocol.ErrTaskNotCancelable,
+	-32003: protocol.ErrPushNotificationNotSupported,
+	-32004: protocol.ErrUnsupportedOperation,
+	-32005: protocol.ErrUnsupportedContentType,
+	-32006: protocol.ErrInvalidAgentResponse,
+	-32007: protocol.ErrExtendedCardNotConfigured,
+	-32008: protocol.ErrExtensionSupportRequired,
+	-32009: protocol.ErrVersionNotSupported,
+	-31401: protocol.ErrUnauthenticated,
+	-31403: protocol.ErrUnauthorized,
+}
+
+// event reads one JSON-RPC answer that holds an event.
+func event(data []byte) (protocol.Event, error) {
+	var resp struct {
+		Result json.RawMessage `json:"result"`
+		Error  *struct {
+			Code    int    `json:"code"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(data, &resp); err != nil {
+		return nil, fmt.Errorf("an event is no JSON-RPC answer: %w", err)
+	}
+	if resp.Error != nil {
+		err, ok := errorCodes[resp.Error.Code]
+		if !ok {
+			err = protocol.ErrInternalError
+		}
+		return nil, protocol.NewError(err, resp.Error.Message)
+	}
+	var sr protocol.StreamResponse
+	if err := json.Unmarshal(resp.Result, &sr); err != nil {
+		return nil, fmt.Errorf("an event can't be read: %w", err)
+	}
+	return sr.Event, nil
+}
+
+// events yields the data of each event of a stream. The slice is good until the next one. An event that the end of the
+// stream stands for the blank line of is taken.
+func events(body io.Reader, maxEvent int64) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		r := bufio.NewReaderSize(body, lineBuffer)
+		var data []byte
+		hasData := false
+		for {
+			line, err := readLine(r, maxEvent)
+			if err != nil {
+				switch {
+				case !errors.Is(err, io.EOF):
+					yield(nil, fmt.Errorf("the stream broke: %w", err))
+				case hasData:
+					yield(data, nil)
+				}
+				return
+			}
+			if len(line) == 0 {
+				if hasData {
+					if !yield(data, nil) {
+						return
+					}
+				}
+				data, hasData = nil, false
+				continue
+			}
+			field, value, _ := bytes.Cut(line, []byte(":"))
+			if string(field) != "data" {
+				continue
+			}
+			if hasData {
+				data = append(data, '\n')
+			}
+			hasData = true
+			data = append(data, bytes.TrimPrefix(value, []byte(" "))...)
+			if int64(len(data)) > maxEvent {
+				yield(nil, a2a.ErrTooLarge)
+				return
+			}
+		}
+	}
+}
+
+// readLine returns the next line without its end, which is LF or CR LF. A last line may have none.
+func readLine(r *bufio.Reader, maxLine int64) ([]byte, error) {
+	var long []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			if int64(len(long)+len(part)) > maxLine+16 {
+				return nil, a2a.ErrTooLarge
+			}
+			long = append(long, part...)
+			continue
+		}
+		if err != nil && (!errors.Is(err, io.EOF) || len(part)+len(long) == 0) {
+			return nil, err
+		}
+		if long != nil {
+			part = append(long, part...)
+		}
+		return bytes.TrimSuffix(bytes.TrimSuffix(part, []byte("\n")), []byte("\r")), nil
+	}
+}

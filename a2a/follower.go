@@ -1,0 +1,632 @@
+package a2a
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
+	"github.com/cenkalti/backoff/v5"
+
+	"orchestrator/session"
+	"orchestrator/tracker"
+)
+
+// The reasons a follower stops.
+var (
+	errSettled   = errors.New("the call is settled")
+	errCancelled = errors.New("the call is cancelled")
+	errReplyBy   = errors.New("a reply is no longer wanted")
+	errEnded     = errors.New("the stream ended before the task did")
+)
+
+const (
+	pollFirst = time.Second
+	pollMost  = 30 * time.Second
+	// dialTries is how often a peer is tried that nothing has been sent to; dialWait is the first pause between.
+	dialTries = 3
+	dialWait  = 400 * time.Millisecond
+	// progressBudget is how many bytes of a status a progress event quotes.
+	progressBudget = 400
+)
+
+// follower follows one call from its sending to its reply.
+type follower struct {
+	r         *Relay
+	tree      *session.Tree
+	id        session.CallID
+	scope     session.Scope
+	peer      string
+	replyBy   time.Time
+	contextID string
+	request   json.RawMessage // of a call not sent yet; nil: read it
+	resumed   bool
+	attempt   int
+	seen      string // the status that is no reply
+	auth      string // the AUTH_REQUIRED status that was reported
+	told      string // the status that was told as progress
+	owed      bool   // the reply came to a cancelled call, and the peer has yet to be told
+	done      chan struct{}
+
+	mu        sync.Mutex
+	taskID    string
+	noted     bool // the tracker knows taskID
+	sent      bool // something may have been sent
+	cancelled bool // the peer has to be told
+	interrupt context.CancelCauseFunc
+}
+
+// run follows the call until it is settled or its tree's context ends. Whatever goes wrong inside is a reply.
+func (f *follower) run() {
+	base, stop := context.WithDeadlineCause(f.tree.Context(), f.replyBy, errReplyBy)
+	defer stop()
+	ctx, interrupt := context.WithCancelCause(base)
+	defer interrupt(errSettled)
+	f.mu.Lock()
+	f.interrupt, f.noted = interrupt, f.taskID != ""
+	// A call cancelled in an earlier life, or before anything was sent, needs no following.
+	skip := f.cancelled && (f.taskID != "" || !f.sent)
+	f.mu.Unlock()
+	defer func() {
+		if v := recover(); v != nil {
+			f.r.cfg.Logger.ErrorContext(base, "following a call panicked", f.attrs("err", fmt.Sprint(v), "stack", string(debug.Stack()))...)
+			f.fail(fmt.Sprintf("the call to peer '%s' failed inside: %v", f.peer, v), true) //nolint:errcheck // there is no more to do
+		}
+	}()
+	err := errCancelled
+	if !skip {
+		err = f.follow(ctx)
+	}
+	switch cause := context.Cause(ctx); {
+	case err == nil && f.owed:
+		err = errCancelled
+	case err != nil && cause != nil:
+		err = cause
+	}
+	switch {
+	case err == nil, errors.Is(err, errSettled), base.Err() != nil:
+	case errors.Is(err, errCancelled):
+		f.tellCancelled(base)
+	default:
+		f.r.cfg.Logger.ErrorContext(base, "a call can't be followed", f.attrs("err", err)...)
+	}
+}
+
+func (f *follower) attrs(more ...any) []any {
+	return append([]any{"session", f.scope.Root, "agent", f.scope.Agent, "task", f.id, "peer", f.peer}, more...)
+}
+
+// cancel has the peer told that the call is cancelled: at once when its task is known or nothing was sent, else as soon
+// as the task is known.
+func (f *follower) cancel() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cancelled = true
+	if f.taskID != "" || !f.sent {
+		f.interrupt(errCancelled)
+	}
+}
+
+func (f *follower) isCancelled() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cancelled
+}
+
+func (f *follower) task() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.taskID
+}
+
+// follow returns nil when the call is settled.
+func (f *follower) follow(ctx context.Context) error {
+	uncertain := f.resumed
+	tries, refreshed := 0, false
+	pause := newPause(dialWait, pollMost)
+	for {
+		if f.task() != "" {
+			return f.attach(ctx)
+		}
+		if uncertain {
+			found, err := f.find(ctx)
+			if err != nil {
+				return err
+			}
+			if found {
+				continue
+			}
+			if f.isCancelled() {
+				return errCancelled
+			}
+			if done, err := f.countAttempt(); done || err != nil {
+				return err
+			}
+			uncertain = false
+		}
+		settled, err := f.send(ctx)
+		switch {
+		case settled:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, errCancelled):
+			return err
+		case f.task() != "":
+			f.r.cfg.Logger.DebugContext(ctx, "a stream broke and is taken up again", f.attrs("err", err)...)
+			continue
+		}
+		earlier := f.attempt > 1 || f.resumed // something may have arrived, so that only the peer's word is a failure
+		wait := pause.NextBackOff()
+		switch o := outcomeOf(err); o.kind {
+		case notSent:
+			tries++
+			if !earlier && tries >= dialTries {
+				return f.fail(fmt.Sprintf("peer '%s' can't be reached: %v. Nothing was sent. It may help to try again later.", f.peer, err), true)
+			}
+			wait = max(wait, o.after)
+		case gone:
+			changed := false
+			if !refreshed {
+				refreshed = true
+				changed, _ = f.r.cfg.Registry.refresh(ctx, f.peer) // the old card stays when there is no new one
+			}
+			if !changed && !earlier {
+				return f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying again won't help; its address may be wrong.", f.peer, err), false)
+			}
+			if changed {
+				wait = 0
+			}
+		case refused:
+			if !earlier {
+				return f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", f.peer, err), false)
+			}
+			if o.peers {
+				return f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it; it refused it when it was sent again: %v", f.peer, err), false)
+			}
+		case unknown:
+			uncertain = true
+			f.r.cfg.Logger.DebugContext(ctx, "it is unknown whether a message arrived", f.attrs("err", err)...)
+			continue
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// countAttempt notes that the message is sent once more, unless it mustn't be: then that is the reply, and done is true.
+func (f *follower) countAttempt() (done bool, err error) {
+	peer, err := f.r.cfg.Registry.Lookup(f.peer)
+	if err != nil || peer.Resend == ResendNever || f.attempt >= f.r.cfg.Limits.MaxAttempts {
+		return true, f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it", f.peer), false)
+	}
+	f.attempt++
+	return false, f.commit(func(ctx context.Context) error {
+		_, err := f.r.cfg.Tracker.Sent(ctx, f.id, "", "", f.attempt)
+		return err
+	})
+}
+
+// load returns the message to send.
+func (f *follower) load(ctx context.Context) (*protocol.Message, error) {
+	raw := f.request
+	f.request = nil
+	if raw == nil {
+		p, err := f.r.cfg.Tracker.Get(ctx, f.id)
+		if err != nil {
+			return nil, err
+		}
+		raw = p.Request
+	}
+	var q request
+	if err := json.Unmarshal(raw, &q); err != nil {
+		return nil, fmt.Errorf("read the message of call %s: %w", f.id, err)
+	}
+	if q.Message == nil {
+		return nil, fmt.Errorf("call %s has no message", f.id)
+	}
+	f.seen = q.Seen
+	return q.Message, nil
+}
+
+// send sends the message and follows the answer for as long as it streams. When it isn't settled then, err says why.
+func (f *follower) send(ctx context.Context) (settled bool, err error) {
+	client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	if err != nil {
+		return false, err
+	}
+	m, err := f.load(ctx)
+	if err != nil {
+		return false, &NotSentError{Err: err}
+	}
+	f.mu.Lock()
+	if f.cancelled {
+		f.mu.Unlock()
+		return false, errCancelled
+	}
+	f.sent = true
+	f.mu.Unlock()
+	ctx = withLineage(ctx)
+	req := &protocol.SendMessageRequest{Message: m}
+	a := &assembly{whole: m.TaskID == ""}
+	if !streaming {
+		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
+		res, err := client.SendMessage(ctx, req)
+		if err != nil {
+			return false, f.notSentAfterAll(err)
+		}
+		settled, err := f.event(ctx, client, a, res)
+		if err == nil && !settled && a.taskID == "" {
+			err = errEnded
+		}
+		return settled, err
+	}
+	for ev, err := range client.SendStreamingMessage(ctx, req) {
+		if err != nil {
+			return false, f.notSentAfterAll(err)
+		}
+		req.Message, m = nil, nil // the peer has it; a wait may be long
+		if settled, err := f.event(ctx, client, a, ev); settled || err != nil {
+			return settled, err
+		}
+	}
+	return false, errEnded
+}
+
+// notSentAfterAll takes back that something may have been sent, when it certainly wasn't.
+func (f *follower) notSentAfterAll(err error) error {
+	if k := outcomeOf(err).kind; k != unknown && f.attempt == 1 && !f.resumed {
+		f.mu.Lock()
+		f.sent = false
+		cancelled := f.cancelled
+		f.mu.Unlock()
+		if cancelled {
+			return errCancelled
+		}
+	}
+	return err
+}
+
+// event takes one thing the peer said. settled means that the call has its reply.
+func (f *follower) event(ctx context.Context, client Client, a *assembly, ev protocol.Event) (settled bool, err error) {
+	if ev == nil {
+		return false, nil
+	}
+	progress := a.add(ev)
+	f.mu.Lock()
+	if f.taskID == "" {
+		f.taskID = a.taskID
+	}
+	note := f.taskID != "" && !f.noted
+	owed := f.cancelled && f.taskID != ""
+	f.mu.Unlock()
+	interrupted := a.state == protocol.TaskStateInputRequired
+	if interrupted && f.seen != "" && f.seen == a.mark() {
+		interrupted, progress = false, "" // the question this message answers
+	}
+	if a.message != nil || a.state.Terminal() || interrupted {
+		if !a.whole && a.message == nil && !interrupted {
+			a = f.complete(ctx, client, a)
+		}
+		reply, files := a.reply(f.scope.ToolCall)
+		return true, f.deliver(reply, files)
+	}
+	if note {
+		err := f.commit(func(ctx context.Context) error {
+			_, err := f.r.cfg.Tracker.Sent(ctx, f.id, a.taskID, a.contextID, 0)
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		f.mu.Lock()
+		f.noted, owed = true, f.cancelled
+		f.mu.Unlock()
+	}
+	if owed {
+		return false, errCancelled
+	}
+	if a.state == protocol.TaskStateAuthRequired && f.auth != a.mark()+"." {
+		f.auth = a.mark() + "." // a status without a name is one, too
+		reply, files := a.reply(f.scope.ToolCall)
+		err := f.commit(func(ctx context.Context) error {
+			_, err := f.r.cfg.Tracker.AuthRequired(ctx, f.id, reply, files...)
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	if progress != "" && f.told != a.mark()+progress {
+		f.told = a.mark() + progress
+		f.tree.Publish(f.scope.Event(session.EventInvocationProgress,
+			session.ToolProgress{CallID: f.id, Peer: f.peer, Text: session.Shorten(progress, progressBudget, "")}))
+	}
+	return false, nil
+}
+
+// complete reads the whole task when a stream told only its end.
+func (f *follower) complete(ctx context.Context, client Client, a *assembly) *assembly {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	t, err := client.GetTask(ctx, &protocol.GetTaskRequest{ID: protocol.TaskID(a.taskID)})
+	if err != nil || t.Status.State != a.state {
+		return a
+	}
+	whole := &assembly{}
+	whole.add(t)
+	return whole
+}
+
+// find looks whether the peer has a task for our message. It returns false when it has none or won't say; an error when
+// ctx ends before the peer can be asked.
+func (f *follower) find(ctx context.Context) (bool, error) {
+	pause := newPause(pollFirst, pollMost)
+	var on protocol.TaskID
+	if m, err := f.load(ctx); err == nil {
+		on = m.TaskID
+	}
+	for {
+		task, err := f.look(ctx, on)
+		switch {
+		case err == nil && task == nil:
+			return false, nil
+		case err == nil:
+			f.mu.Lock()
+			f.taskID = string(task.ID)
+			f.noted = true
+			f.mu.Unlock()
+			return true, f.commit(func(ctx context.Context) error {
+				_, err := f.r.cfg.Tracker.Sent(ctx, f.id, string(task.ID), task.ContextID, 0)
+				return err
+			})
+		case ctx.Err() != nil:
+			return false, context.Cause(ctx)
+		}
+		o := outcomeOf(err)
+		if o.peers || o.kind == refused || o.kind == gone {
+			if _, noCard := errors.AsType[*CardError](err); !noCard {
+				return false, nil // it can't list, or won't
+			}
+		}
+		if err := sleep(ctx, max(pause.NextBackOff(), o.after)); err != nil {
+			return false, err
+		}
+	}
+}
+
+// maxPages bounds the pages of a context's tasks that are looked through.
+const maxPages = 20
+
+func (f *follower) look(ctx context.Context, on protocol.TaskID) (*protocol.Task, error) {
+	client, _, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	if err != nil {
+		return nil, err
+	}
+	if on != "" {
+		t, err := client.GetTask(ctx, &protocol.GetTaskRequest{ID: on})
+		if err != nil || !asks(t, f.id) {
+			return nil, err
+		}
+		return t, nil
+	}
+	history := 100
+	req := &protocol.ListTasksRequest{ContextID: f.contextID, HistoryLength: &history, PageSize: 50}
+	var found *protocol.Task
+	for range maxPages {
+		page, err := client.ListTasks(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range page.Tasks {
+			// Of several, which a message sent twice may make, one that has an answer is best.
+			if asks(t, f.id) && (found == nil || t.Status.State == protocol.TaskStateCompleted) {
+				found = t
+			}
+		}
+		if page.NextPageToken == "" {
+			break
+		}
+		req.PageToken = page.NextPageToken
+	}
+	return found, nil
+}
+
+// asks reports whether a message is in a task's history.
+func asks(t *protocol.Task, id session.CallID) bool {
+	if t == nil {
+		return false
+	}
+	for _, m := range t.History {
+		if m != nil && m.ID == string(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// attach follows a task that is known: by subscribing to it while that works, else by asking for it again and again.
+func (f *follower) attach(ctx context.Context) error {
+	id := protocol.TaskID(f.task())
+	if f.resumed {
+		if _, err := f.load(ctx); err != nil && !f.isCancelled() { // for the status that is no reply
+			f.r.cfg.Logger.DebugContext(ctx, "a call is followed without its message", f.attrs("err", err)...)
+		}
+	}
+	poll := newPause(pollFirst, pollMost)
+	subscribe, failed := true, false
+	for {
+		if f.isCancelled() {
+			return errCancelled
+		}
+		var after time.Duration
+		client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
+		if err == nil && streaming && subscribe {
+			began := time.Now()
+			settled, got, err := f.subscribe(ctx, client, id)
+			if settled || err != nil {
+				return err
+			}
+			subscribe = got
+			if time.Since(began) > 2*pollFirst {
+				poll.Reset()
+			}
+		}
+		if err == nil {
+			var t *protocol.Task
+			if t, err = client.GetTask(ctx, &protocol.GetTaskRequest{ID: id}); err == nil {
+				settled, eerr := f.event(ctx, client, &assembly{}, t)
+				if settled || eerr != nil {
+					return eerr
+				}
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil:
+			subscribe = subscribe || failed // the peer is back: its streams may be, too
+			failed = false
+		case errors.Is(err, protocol.ErrTaskNotFound):
+			return f.fail(fmt.Sprintf("peer '%s' no longer knows the task", f.peer), false)
+		default:
+			f.r.cfg.Logger.DebugContext(ctx, "can't ask for a task", f.attrs("err", err)...)
+			o := outcomeOf(err)
+			after, failed = o.after, true
+			if o.kind == gone {
+				f.r.cfg.Registry.refresh(ctx, f.peer) //nolint:errcheck // the old card stays when there is no new one
+			}
+		}
+		if err := sleep(ctx, max(poll.NextBackOff(), after)); err != nil {
+			return err
+		}
+	}
+}
+
+// subscribe follows a task's stream to its end. got says that it told anything.
+func (f *follower) subscribe(ctx context.Context, client Client, id protocol.TaskID) (settled, got bool, err error) {
+	a := &assembly{}
+	for ev, err := range client.SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
+		if err != nil {
+			break // GetTask tells what it means
+		}
+		got = true
+		if settled, err := f.event(ctx, client, a, ev); settled || err != nil {
+			return settled, got, err
+		}
+	}
+	return false, got, nil
+}
+
+// tellCancelled tells the peer that the call is cancelled, until it has answered or the call is out of time.
+func (f *follower) tellCancelled(ctx context.Context) {
+	pause := newPause(pollFirst, 5*time.Minute)
+	for {
+		answered, err := f.cancelTask(ctx)
+		if err != nil && ctx.Err() == nil {
+			f.r.cfg.Logger.WarnContext(ctx, "can't tell a peer that a call is cancelled", f.attrs("err", err)...)
+		}
+		if answered || sleep(ctx, pause.NextBackOff()) != nil {
+			return
+		}
+	}
+}
+
+func (f *follower) cancelTask(ctx context.Context) (answered bool, err error) {
+	id := protocol.TaskID(f.task())
+	if id != "" {
+		ctx, cancel := context.WithTimeout(ctx, f.r.cfg.Limits.CancelBudget)
+		defer cancel()
+		client, _, err := f.r.cfg.Registry.connect(ctx, f.peer)
+		if err != nil {
+			return false, err
+		}
+		t, err := client.CancelTask(ctx, &protocol.CancelTaskRequest{ID: id})
+		if errors.Is(err, protocol.ErrTaskNotCancelable) {
+			t, err = client.GetTask(ctx, &protocol.GetTaskRequest{ID: id})
+		}
+		if err != nil && !outcomeOf(err).peers {
+			return false, err
+		}
+		if err == nil && t.Status.State.Terminal() && t.Status.State != protocol.TaskStateCanceled {
+			a := &assembly{}
+			a.add(t)
+			reply, files := a.reply(f.scope.ToolCall)
+			return true, f.deliver(reply, files) // kept on the call
+		}
+	}
+	return true, f.commit(func(ctx context.Context) error {
+		_, err := f.r.cfg.Tracker.CancelAnswered(ctx, f.id)
+		return err
+	})
+}
+
+// fail delivers a reply that says why there is none.
+func (f *follower) fail(text string, retryable bool) error {
+	return f.deliver(tracker.Reply{State: "failed", Text: text, Failed: true, Retryable: retryable, TaskID: f.task()}, nil)
+}
+
+// deliver gives the tracker the reply. Of a cancelled call the peer may still have to be told.
+func (f *follower) deliver(r tracker.Reply, files []session.Artifact) error {
+	return f.commit(func(ctx context.Context) error {
+		fate, p, err := f.r.cfg.Tracker.Deliver(ctx, f.id, r, files...)
+		if err == nil {
+			f.owed = p.CancelOwed()
+			f.r.cfg.Logger.DebugContext(ctx, "a reply was delivered", f.attrs("fate", fate, "state", p.State, "reply", r.State)...)
+		}
+		return err
+	})
+}
+
+// commit writes until it succeeds or the tree is no longer ours. An interruption of the I/O doesn't cut it off: what the
+// peer said is written down first.
+func (f *follower) commit(write func(context.Context) error) error {
+	ctx := f.tree.Context()
+	pause := newPause(50*time.Millisecond, 5*time.Second)
+	for {
+		err := write(ctx)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, session.ErrNotFound):
+			return errSettled // it was deleted with its tree
+		case ctx.Err() != nil || errors.Is(err, session.ErrClosed):
+			return err
+		}
+		f.r.cfg.Logger.WarnContext(ctx, "can't write what a peer said; trying again", f.attrs("err", err)...)
+		if sleep(ctx, pause.NextBackOff()) != nil {
+			return err
+		}
+	}
+}
+
+// newPause returns pauses that double from first to most, each a little random so that callers don't move in step.
+func newPause(first, most time.Duration) *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier, b.RandomizationFactor = first, most, 2, 0.1
+	b.Reset()
+	return b
+}
+
+// sleep waits, and returns the cause when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// withLineage asks the peer to use our extension.
+func withLineage(ctx context.Context) context.Context {
+	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{protocol.SvcParamExtensions: {LineageURI}})
+}

@@ -1,0 +1,308 @@
+package a2a
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+
+	"orchestrator/session"
+)
+
+// RegistryConfig configures a [Registry].
+type RegistryConfig struct {
+	Peers []Peer
+	// Transport fetches cards and connects. Required.
+	Transport Transport
+	// Refresh is how old a card may get before it is fetched again. Defaults to 4 hours.
+	Refresh time.Duration
+	// CardTimeout bounds the fetching of one card. Defaults to 10 seconds.
+	CardTimeout time.Duration
+	Logger      *slog.Logger // nil logs nothing
+}
+
+// Registry is the peers the operator named, with what their cards say. Cards are fetched when they are first needed and
+// when they are old; a card that can't be fetched again is kept.
+type Registry struct {
+	cfg   RegistryConfig
+	peers []*entry // in the order of the file
+}
+
+// entry is one peer and its card.
+type entry struct {
+	peer Peer
+
+	mu       sync.Mutex
+	card     *protocol.AgentCard
+	client   Client
+	fetched  time.Time
+	fetching chan struct{} // closed when the fetch that runs is over
+}
+
+// UnknownPeerError says that no peer has a name, and which one may have been meant.
+type UnknownPeerError struct {
+	Name    string
+	Nearest string   // may be empty
+	Known   []string // all names, in order
+}
+
+func (e *UnknownPeerError) Error() string {
+	switch {
+	case e.Nearest != "":
+		return fmt.Sprintf("there is no agent named %q; did you mean %q?", e.Name, e.Nearest)
+	case len(e.Known) == 0:
+		return fmt.Sprintf("there is no agent named %q; no agents are configured", e.Name)
+	}
+	return fmt.Sprintf("there is no agent named %q; known are %q", e.Name, e.Known)
+}
+
+// NewRegistry returns the registry of the peers. It does no I/O.
+func NewRegistry(cfg RegistryConfig) (*Registry, error) {
+	if cfg.Transport == nil {
+		return nil, errors.New("a2a: RegistryConfig.Transport is required")
+	}
+	if cfg.Refresh < 0 || cfg.CardTimeout < 0 {
+		return nil, errors.New("a2a: RegistryConfig.Refresh and CardTimeout must not be negative")
+	}
+	cfg.Refresh = cmp.Or(cfg.Refresh, 4*time.Hour)
+	cfg.CardTimeout = cmp.Or(cfg.CardTimeout, 10*time.Second)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	r := &Registry{cfg: cfg}
+	for _, p := range cfg.Peers {
+		p, _, err := p.withDefaults()
+		if err != nil {
+			return nil, fmt.Errorf("peer %q: %w", p.Name, err)
+		}
+		if _, ok := r.find(p.Name); ok {
+			return nil, fmt.Errorf("there are two peers named %q", p.Name)
+		}
+		r.peers = append(r.peers, &entry{peer: p})
+	}
+	return r, nil
+}
+
+func (r *Registry) find(name string) (*entry, bool) {
+	for _, e := range r.peers {
+		if e.peer.Name == name {
+			return e, true
+		}
+	}
+	return nil, false
+}
+
+// Peers returns the peers in the order they were given.
+func (r *Registry) Peers() []Peer {
+	out := make([]Peer, len(r.peers))
+	for i, e := range r.peers {
+		out[i] = e.peer
+	}
+	return out
+}
+
+// Lookup returns the peer of a name, or an *[UnknownPeerError].
+func (r *Registry) Lookup(name string) (Peer, error) {
+	if e, ok := r.find(name); ok {
+		return e.peer, nil
+	}
+	err := &UnknownPeerError{Name: name}
+	for _, e := range r.peers {
+		err.Known = append(err.Known, e.peer.Name)
+	}
+	err.Nearest = session.Nearest(name, err.Known)
+	return Peer{}, err
+}
+
+// connect returns a client of the peer and whether it can stream.
+func (r *Registry) connect(ctx context.Context, name string) (Client, bool, error) {
+	e, ok := r.find(name)
+	if !ok {
+		return nil, false, &CardError{Reason: fmt.Sprintf("the agent %q is no longer configured", name)}
+	}
+	if _, err := r.card(ctx, e, false); err != nil {
+		if outcomeOf(err).kind == unknown {
+			err = &NotSentError{Err: err} // whatever became of the card's request, no message has left
+		}
+		return nil, false, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.client == nil {
+		c, err := r.cfg.Transport.Connect(ctx, e.peer, e.card)
+		if err != nil {
+			return nil, false, err
+		}
+		e.client = c
+	}
+	return e.client, e.card.Capabilities.Streaming, nil
+}
+
+// refresh fetches a peer's card again, and reports whether its interfaces are others now.
+func (r *Registry) refresh(ctx context.Context, name string) (changed bool, err error) {
+	e, ok := r.find(name)
+	if !ok {
+		return false, nil
+	}
+	e.mu.Lock()
+	before := e.card
+	e.mu.Unlock()
+	after, err := r.card(ctx, e, true)
+	if err != nil || before == nil {
+		return false, err
+	}
+	return !slices.EqualFunc(before.SupportedInterfaces, after.SupportedInterfaces, func(a, b *protocol.AgentInterface) bool { return *a == *b }), nil
+}
+
+// card returns an entry's card, fetched when there is none, when it is old, or anew. One fetch runs at a time; it is
+// shared by all who want it.
+func (r *Registry) card(ctx context.Context, e *entry, anew bool) (*protocol.AgentCard, error) {
+	for {
+		e.mu.Lock()
+		switch {
+		case e.card != nil && !anew && (e.peer.Card == "" || time.Since(e.fetched) < r.cfg.Refresh):
+			card := e.card
+			e.mu.Unlock()
+			return card, nil
+		case e.peer.Card == "":
+			e.card = inlineCard(e.peer)
+			card := e.card
+			e.mu.Unlock()
+			return card, nil
+		}
+		if running := e.fetching; running != nil {
+			e.mu.Unlock()
+			select {
+			case <-running:
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+			e.mu.Lock()
+			card := e.card
+			e.mu.Unlock()
+			if card != nil {
+				return card, nil
+			}
+			continue
+		}
+		done := make(chan struct{})
+		e.fetching = done
+		e.mu.Unlock()
+
+		fetchCtx, cancel := context.WithTimeoutCause(ctx, r.cfg.CardTimeout, fmt.Errorf("the card of %q did not come within %s", e.peer.Name, r.cfg.CardTimeout))
+		card, err := r.cfg.Transport.Card(fetchCtx, e.peer)
+		if err != nil && fetchCtx.Err() != nil && ctx.Err() == nil {
+			err = &NotSentError{Err: context.Cause(fetchCtx)}
+		}
+		cancel()
+
+		e.mu.Lock()
+		e.fetching = nil
+		close(done)
+		switch {
+		case err == nil:
+			e.card, e.client, e.fetched = card, nil, time.Now()
+		case e.card != nil:
+			r.cfg.Logger.WarnContext(ctx, "can't fetch a card again; the old one is kept", "peer", e.peer.Name, "err", err)
+			e.fetched = time.Now().Add(time.Minute - r.cfg.Refresh) // look again in a minute
+			card, err = e.card, nil
+		}
+		e.mu.Unlock()
+		return card, err
+	}
+}
+
+// inlineCard is the card of a peer that is described by its endpoints.
+func inlineCard(p Peer) *protocol.AgentCard {
+	card := &protocol.AgentCard{Name: p.Name, Description: p.Description, Capabilities: protocol.AgentCapabilities{Streaming: p.Streaming}}
+	for _, ep := range p.Endpoints {
+		card.SupportedInterfaces = append(card.SupportedInterfaces, &protocol.AgentInterface{
+			URL: ep.URL, ProtocolBinding: protocol.TransportProtocol(ep.Binding), ProtocolVersion: protocol.ProtocolVersion(ep.Version),
+		})
+	}
+	return card
+}
+
+// Skill is what a peer says it can do.
+type Skill struct {
+	ID          string   `json:"id"`
+	Name        string   `json:"name,omitempty"`
+	Description string   `json:"description,omitempty"`
+	Tags        []string `json:"tags,omitempty"`
+	Examples    []string `json:"examples,omitempty"`
+}
+
+// Info is what is known of a peer: the operator's words and its card's.
+type Info struct {
+	Name        string     `json:"name"`
+	Description string     `json:"description,omitempty"` // the operator's, else the card's
+	Card        string     `json:"card,omitempty"`        // where the card is
+	Reachable   bool       `json:"reachable"`
+	Problem     string     `json:"problem,omitempty"` // why its card can't be had
+	Version     string     `json:"version,omitempty"`
+	Streaming   bool       `json:"streaming"`
+	Endpoints   []Endpoint `json:"endpoints,omitempty"`
+	Skills      []Skill    `json:"skills,omitempty"`
+}
+
+// Info returns what is known of one peer, fetching its card if need be. A peer whose card can't be had is no error; a
+// name nobody has is an *[UnknownPeerError].
+func (r *Registry) Info(ctx context.Context, name string) (Info, error) {
+	if _, err := r.Lookup(name); err != nil {
+		return Info{}, err
+	}
+	e, _ := r.find(name)
+	return r.info(ctx, e), nil
+}
+
+// Infos returns what is known of all peers, in their order. Cards are fetched at the same time.
+func (r *Registry) Infos(ctx context.Context) []Info {
+	out := make([]Info, len(r.peers))
+	var wg sync.WaitGroup
+	for i, e := range r.peers {
+		wg.Go(func() { out[i] = r.info(ctx, e) })
+	}
+	wg.Wait()
+	return out
+}
+
+func (r *Registry) info(ctx context.Context, e *entry) Info {
+	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card}
+	card, err := r.card(ctx, e, false)
+	if err == nil {
+		_, _, err = r.connect(ctx, e.peer.Name)
+	}
+	in.Reachable = err == nil
+	if err != nil {
+		in.Problem = err.Error()
+	}
+	if card == nil {
+		return in
+	}
+	in.Description = cmp.Or(in.Description, card.Description)
+	in.Version, in.Streaming = card.Version, card.Capabilities.Streaming
+	for _, i := range card.SupportedInterfaces {
+		in.Endpoints = append(in.Endpoints, Endpoint{URL: i.URL, Binding: string(i.ProtocolBinding), Version: string(i.ProtocolVersion)})
+	}
+	for _, s := range card.Skills {
+		in.Skills = append(in.Skills, Skill{ID: s.ID, Name: s.Name, Description: s.Description, Tags: s.Tags, Examples: s.Examples})
+	}
+	return in
+}
+
+// known returns a peer's card if it has been fetched.
+func (r *Registry) known(name string) *protocol.AgentCard {
+	e, ok := r.find(name)
+	if !ok {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.card
+}

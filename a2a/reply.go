@@ -1,0 +1,263 @@
+package a2a
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+
+	"orchestrator/session"
+	"orchestrator/tracker"
+)
+
+// maxReply bounds what is kept of one reply, in bytes.
+const maxReply = 10 << 20
+
+// assembly is what a peer has said so far about one message: a task in the making, or a message.
+type assembly struct {
+	taskID    string
+	contextID string
+	state     protocol.TaskState // empty: it answered with a message, or nothing is known yet
+	message   *protocol.Message  // the direct answer
+	status    *protocol.Message
+	stamp     time.Time         // of the status
+	earlier   *protocol.Message // the agent's last message before the status
+	artifacts []*protocol.Artifact
+	whole     bool // nothing of the task was missed
+	size      int
+	cut       bool // something was left out for its size
+}
+
+// add takes one event and returns a line that tells of it, or nothing.
+func (a *assembly) add(ev protocol.Event) (progress string) {
+	switch e := ev.(type) {
+	case *protocol.Message:
+		a.message, a.contextID = e, e.ContextID
+		return ""
+	case *protocol.Task:
+		*a = assembly{taskID: string(e.ID), contextID: e.ContextID, whole: true}
+		a.setStatus(e.Status)
+		a.earlier = nil
+		for _, m := range e.History {
+			if m != nil && m.Role == protocol.MessageRoleAgent && (a.status == nil || m.ID != a.status.ID) && a.fits(m.Parts) {
+				a.earlier = m
+			}
+		}
+		for _, art := range e.Artifacts {
+			if art != nil && a.fits(art.Parts) {
+				a.artifacts = append(a.artifacts, art)
+			}
+		}
+	case *protocol.TaskStatusUpdateEvent:
+		a.taskID, a.contextID = string(e.TaskID), e.ContextID
+		a.setStatus(e.Status)
+	case *protocol.TaskArtifactUpdateEvent:
+		a.taskID, a.contextID = string(e.TaskID), e.ContextID
+		if e.Artifact == nil || !a.fits(e.Artifact.Parts) {
+			return ""
+		}
+		for i, art := range a.artifacts {
+			if art.ID != e.Artifact.ID {
+				continue
+			}
+			if !e.Append {
+				a.artifacts[i] = e.Artifact
+				return ""
+			}
+			merged := *art
+			merged.Parts = append(append(protocol.ContentParts(nil), art.Parts...), e.Artifact.Parts...)
+			a.artifacts[i] = &merged
+			return ""
+		}
+		a.artifacts = append(a.artifacts, e.Artifact)
+		return ""
+	}
+	if a.status != nil && !a.state.Terminal() {
+		return strings.TrimSpace(plainText(a.status.Parts))
+	}
+	return ""
+}
+
+func (a *assembly) setStatus(s protocol.TaskStatus) {
+	if a.status != nil && (s.Message == nil || s.Message.ID != a.status.ID) {
+		a.earlier = a.status
+	}
+	a.state, a.status = s.State, s.Message
+	if a.status != nil && !a.fits(a.status.Parts) {
+		a.status = nil
+	}
+	a.stamp = time.Time{}
+	if s.Timestamp != nil {
+		a.stamp = *s.Timestamp
+	}
+}
+
+// mark names the status, so that the same one is known when it is seen again.
+func (a *assembly) mark() string {
+	id := ""
+	if a.status != nil {
+		id = a.status.ID
+	}
+	if id == "" && a.stamp.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("%s %s %s", a.state, id, a.stamp.UTC().Format(time.RFC3339Nano))
+}
+
+// fits counts parts and reports whether they may be kept.
+func (a *assembly) fits(parts protocol.ContentParts) bool {
+	n := 0
+	for _, p := range parts {
+		if p == nil {
+			continue
+		}
+		switch c := p.Content.(type) {
+		case protocol.Text:
+			n += len(c)
+		case protocol.Raw:
+			n += len(c)
+		case protocol.URL:
+			n += len(c)
+		case protocol.Data:
+			b, err := json.Marshal(c.Value)
+			if err != nil {
+				return false
+			}
+			n += len(b)
+		}
+	}
+	if a.size+n > maxReply {
+		a.cut = true
+		return false
+	}
+	a.size += n
+	return true
+}
+
+// reply returns all of it as a reply, and the files among it as artifacts whose keys derive from the tool call.
+func (a *assembly) reply(call session.ToolCallID) (tracker.Reply, []session.Artifact) {
+	r := tracker.Reply{State: stateName(a.state), TaskID: a.taskID, ContextID: a.contextID}
+	w := writer{call: call}
+	if a.message != nil {
+		r.State = "completed"
+		if a.fits(a.message.Parts) {
+			w.parts("", a.message.Parts)
+		}
+	}
+	if a.status != nil {
+		w.parts("", a.status.Parts)
+	}
+	for _, art := range a.artifacts {
+		w.artifact(art)
+	}
+	if a.earlier != nil {
+		head := ""
+		if w.text.Len() > 0 {
+			head = "Its message before:"
+		}
+		w.parts(head, a.earlier.Parts)
+	}
+	if a.cut {
+		w.paragraph(fmt.Sprintf("[part of the answer was left out: it is over %d MB]", maxReply>>20))
+	}
+	r.Text, r.Data = w.text.String(), w.data
+	return r, w.files
+}
+
+// stateName is a task's state as a reply names it.
+func stateName(s protocol.TaskState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "TASK_STATE_"))
+}
+
+func plainText(parts protocol.ContentParts) string {
+	var out []string
+	for _, p := range parts {
+		if p != nil && p.Text() != "" {
+			out = append(out, p.Text())
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// writer sorts parts into a reply's text, data and files.
+type writer struct {
+	call  session.ToolCallID
+	text  strings.Builder
+	seen  map[string]bool // paragraphs, so that what is said twice is read once
+	data  []json.RawMessage
+	files []session.Artifact
+}
+
+func (w *writer) paragraph(s string) {
+	s = strings.TrimSpace(s)
+	if s == "" || w.seen[s] {
+		return
+	}
+	if w.seen == nil {
+		w.seen = map[string]bool{}
+	}
+	w.seen[s] = true
+	if w.text.Len() > 0 {
+		w.text.WriteString("\n\n")
+	}
+	w.text.WriteString(s)
+}
+
+func (w *writer) artifact(a *protocol.Artifact) {
+	head := ""
+	if a.Name != "" || a.Description != "" {
+		head = strings.TrimSpace(fmt.Sprintf("Artifact %q. %s", a.Name, a.Description))
+	}
+	w.parts(head, a.Parts)
+}
+
+// parts writes parts under a head, which stands only over text.
+func (w *writer) parts(head string, parts protocol.ContentParts) {
+	var text []string
+	for _, p := range parts {
+		if p == nil {
+			continue
+		}
+		switch c := p.Content.(type) {
+		case protocol.Text:
+			text = append(text, string(c))
+		case protocol.URL:
+			text = append(text, fmt.Sprintf("[file %s: %s]", fileName(p), c))
+		case protocol.Data:
+			b, err := json.Marshal(c.Value)
+			if err == nil {
+				w.data = append(w.data, b)
+			}
+		case protocol.Raw:
+			key := session.ArtifactKeyFor(w.call, fmt.Sprintf("file %d", len(w.files)+1))
+			w.files = append(w.files, session.Artifact{Key: key, Name: p.Filename, MediaType: p.MediaType, Data: c})
+			text = append(text, fmt.Sprintf("[file %s, %d bytes: read_artifact {\"key\": %q}]", fileName(p), len(c), key))
+		}
+	}
+	body := strings.TrimSpace(strings.Join(text, "\n"))
+	if body == "" || w.seen[body] {
+		return
+	}
+	if head == "" {
+		w.paragraph(body)
+		return
+	}
+	if w.seen == nil {
+		w.seen = map[string]bool{}
+	}
+	w.seen[body] = true
+	w.paragraph(head + "\n" + body)
+}
+
+func fileName(p *protocol.Part) string {
+	name := "without a name"
+	if p.Filename != "" {
+		name = fmt.Sprintf("%q", p.Filename)
+	}
+	if p.MediaType != "" {
+		name += " (" + p.MediaType + ")"
+	}
+	return name
+}
