@@ -26,8 +26,6 @@ type LiveConfig struct {
 	Registry func() []tool.Tool
 	// Agents are checked against each file.
 	Agents []Agent
-	// Denied is called for each refused call; see [Config]. May be nil.
-	Denied func(profile, tool string)
 	// Logger is told of reloads. Nil: nobody is.
 	Logger *slog.Logger
 	// Every is how often Run looks at the file. Defaults to 2 seconds.
@@ -77,7 +75,7 @@ func NewLive(cfg LiveConfig) (*Live, error) {
 }
 
 func (l *Live) config() Config {
-	return Config{Registry: l.cfg.Registry(), Agents: l.cfg.Agents, Denied: l.cfg.Denied}
+	return Config{Registry: l.cfg.Registry(), Agents: l.cfg.Agents}
 }
 
 // Profiles returns the profiles in force.

@@ -34,9 +34,6 @@ type Config struct {
 	Registry []tool.Tool
 	// Agents are checked too: each must name a profile of the file, and grant what exists and isn't denied.
 	Agents []Agent
-	// Denied is called for each refused call: whoever asks a set for a tool's refusal does so because the tool was called.
-	// It must not block. May be nil.
-	Denied func(profile, tool string)
 }
 
 // Error is one fault of a profiles file.
@@ -78,7 +75,7 @@ func read(path string) (_ []byte, err error) {
 // Parse reads profiles. file is what errors and reasons call them. All that is wrong is told at once, as joined *[Error]s
 // and errors that name the agent.
 func Parse(file string, data []byte, cfg Config) (*Profiles, error) {
-	r := &reader{file: file, p: &Profiles{file: file, known: newNames(cfg.Registry), denied: cfg.Denied}}
+	r := &reader{file: file, p: &Profiles{file: file, known: newNames(cfg.Registry)}}
 	r.read(data)
 	slices.SortStableFunc(r.faults, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
 	var errs []error

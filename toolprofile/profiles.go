@@ -116,10 +116,9 @@ type profile struct {
 
 // Profiles are the profiles of one file.
 type Profiles struct {
-	file   string
-	list   []*profile
-	known  names
-	denied func(profile, tool string)
+	file  string
+	list  []*profile
+	known names
 }
 
 // Names returns the profiles' names in the order of the file.
@@ -164,9 +163,6 @@ func (p *Profiles) Set(registry []tool.Tool, s Subject) *tool.Set {
 		d := p.decide(s, name, source)
 		if d.Allowed { // a tool this build doesn't have yet
 			return "", false
-		}
-		if p.denied != nil {
-			p.denied(s.Agent.Profile, name)
 		}
 		return d.Reason, true
 	})
