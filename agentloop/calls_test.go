@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,7 +26,11 @@ func TestCallsThatDoNotRunHaveAResultThatSaysWhy(t *testing.T) {
 	ran.spec.Schema = json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"],"additionalProperties":false}`)
 	broken, outside := returns("broken", "never"), returns("outside", "never")
 	broken.spec.Schema = json.RawMessage(`{"type":"nonsense"}`)
-	outside.spec.Schema = json.RawMessage(`{"$ref":"file:///etc/passwd"}`)
+	file := filepath.Join(t.TempDir(), "schema.json")
+	if err := os.WriteFile(file, []byte(`{"type":"object"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	outside.spec.Schema = mustJSON(t, map[string]string{"$ref": "file://" + filepath.ToSlash(file)})
 	later := returns("later", "never")
 	var denied []string
 	model := says(asks(

@@ -2,12 +2,15 @@ package agentloop_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"orchestrator/agentloop"
 	"orchestrator/llm"
@@ -22,9 +25,14 @@ func isSummary(r llm.Request) bool { return strings.Contains(r.System, "memory o
 func TestOldResultsShrinkFirst(t *testing.T) {
 	store := session.NewMemory()
 	turn := sessiontest.NewTurn(t, store)
-	// Eight results of 1,500 bytes are more than the 10,500 a model of 3,000 tokens has room for.
-	big := strings.Repeat("x", 1500)
-	n := 0
+	// Four results of 1,500 bytes and four of 2,000 are more than the 10,500 a model of 3,000 tokens has room for.
+	n, ran := 0, 0
+	look := newTool("look", func(context.Context, *tool.Call) (tool.Result, error) {
+		if ran++; ran > 4 {
+			return tool.Text(strings.Repeat("x", 2000)), nil
+		}
+		return tool.Text(strings.Repeat("x", 1500)), nil
+	})
 	model := &fakeModel{answer: func(_ context.Context, _ int, r llm.Request) ([]llm.Chunk, error) {
 		if isSummary(r) {
 			t.Error("a summary was asked for")
@@ -34,7 +42,14 @@ func TestOldResultsShrinkFirst(t *testing.T) {
 		}
 		return text("ok"), nil
 	}}
-	out := mustRun(t, newLoop(t, model, agentloop.Limits{ContextTokens: 3000}, returns("look", big)), turn)
+	loop := newLoopWith(t, agentloop.Config{
+		Models: func(string) (llm.Model, string, error) { return model, "fake-1", nil },
+		Tools: func(context.Context, *session.Turn) (*tool.Set, error) {
+			return tool.NewSet([]tool.Tool{look}, nil), nil
+		},
+		Window: func(string) int { return 3000 },
+	})
+	out := mustRun(t, loop, turn)
 	if out.Output != "ok" {
 		t.Fatalf("RunTurn() = %+v, want ok", out)
 	}
@@ -48,8 +63,8 @@ func TestOldResultsShrinkFirst(t *testing.T) {
 		t.Errorf("results in the last request have %v bytes, want the oldest shrunk and the last four whole", sizes)
 	}
 	for _, e := range logOf(t, store, turn, session.EventToolCompleted) {
-		if got := decode[session.ToolCompleted](t, e).Content; got != big {
-			t.Errorf("a result in the log has %d bytes, want %d: only the context shrinks", len(got), len(big))
+		if got := decode[session.ToolCompleted](t, e).Content; len(got) < 1500 {
+			t.Errorf("a result in the log has %d bytes, want all of it: only the context shrinks", len(got))
 		}
 	}
 }
@@ -130,6 +145,81 @@ func TestContextOverTheWindowBecomesASummary(t *testing.T) {
 	}
 	if out.Usage.ModelCalls < 7 {
 		t.Errorf("the second turn counts %d model calls, want its own 7 at least", out.Usage.ModelCalls)
+	}
+}
+
+// TestCompactedTurnGoesOnFromEveryCommit kills the process after each commit of a turn whose context is compacted: the
+// rest of the context is rebuilt as it was.
+func TestCompactedTurnGoesOnFromEveryCommit(t *testing.T) {
+	life := func(t *testing.T, store session.Store, turn *session.Turn) (session.Outcome, llm.Request, error) {
+		model := &fakeModel{answer: func(_ context.Context, _ int, r llm.Request) ([]llm.Chunk, error) {
+			if isSummary(r) {
+				return text("what happened so far"), nil
+			}
+			if n := len(results(t, store, turn)); n < 5 {
+				return append([]llm.Chunk{{Kind: llm.ChunkText, Text: fmt.Sprint("step ", n, strings.Repeat(" thinking", 100))}},
+					unmetered(asks("look", fmt.Sprintf(`{"n":%d}`, n)))...), nil
+			}
+			return text("ok"), nil
+		}}
+		look := repeatable(newTool("look", func(_ context.Context, c *tool.Call) (tool.Result, error) {
+			return tool.Text(string(c.Args) + strings.Repeat("x", 900)), nil
+		}))
+		out, err := newLoop(t, model, agentloop.Limits{ContextTokens: 2500}, look).RunTurn(t.Context(), turn)
+		asked := model.asked()
+		if len(asked) == 0 {
+			return out, llm.Request{}, err
+		}
+		return out, asked[len(asked)-1], err
+	}
+	whole := &cutStore{Store: session.NewMemory(), left: -1}
+	began := sessiontest.NewTurn(t, whole)
+	before := whole.commits
+	want, wantRequest, err := life(t, whole, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(logOf(t, whole, began, session.EventContextCompacted)) == 0 {
+		t.Fatal("no context.compacted in the log")
+	}
+	for k := range whole.commits - before {
+		store := session.NewMemory()
+		turn := sessiontest.NewTurn(t, store)
+		if _, _, err := life(t, store, reopen(t, &cutStore{Store: store, left: k}, turn, nil)); !errors.Is(err, errCut) {
+			t.Fatalf("RunTurn() = %v, want the store's error", err)
+		}
+		got, request, err := life(t, store, resume(t, store, turn))
+		if err != nil {
+			t.Fatalf("RunTurn() = %v, want no error", err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("outcome after a crash after commit %d (-without it +with it):\n%s", k, diff)
+		}
+		if diff := cmp.Diff(wantRequest, request); diff != "" {
+			t.Errorf("last request after a crash after commit %d (-without it +with it):\n%s", k, diff)
+		}
+	}
+}
+
+func TestCallWithoutAResultIsAnsweredInTheContext(t *testing.T) {
+	store := session.NewMemory()
+	turn := sessiontest.NewTurn(t, store)
+	earlier := turn.Scope
+	earlier.Turn = session.NewTurnID()
+	id := session.MintToolCallID(turn.Agent, 1)
+	if _, err := turn.Tree().Commit(t.Context(), session.Batch{Events: []session.Event{
+		earlier.Event(session.EventMessageCompleted, session.Message{
+			Role: session.RoleAssistant, ToolCalls: []session.ToolCall{{ID: id, Name: "look", Args: []byte(`{}`)}},
+		}),
+		turn.Event(session.EventMessageCompleted, session.Message{Role: session.RoleUser, Text: "go on"}),
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	model := says(text("ok"))
+	mustRun(t, newLoop(t, model, agentloop.Limits{}), turn)
+	answered(t, model.asked()[0])
+	if got := toolTexts(model.asked()[0]); len(got) != 1 || got[0] != "no result was recorded" {
+		t.Errorf("results in the context = %q, want one that says there is none", got)
 	}
 }
 

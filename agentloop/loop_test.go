@@ -324,11 +324,11 @@ func TestTreeBudgetCountsAllAgentsOfTheTree(t *testing.T) {
 		store := session.NewMemory()
 		turn := sessiontest.NewTurn(t, store)
 		child := sessiontest.NewChildTurn(t, turn, 1)
-		loop := newLoop(t, says(asks("look", `{}`), text("child's answer"), text("x")), limits, returns("look", "seen"))
+		model := says(asks("look", `{}`), text("child's answer"), asks("look", `{}`), text("never"))
+		loop := newLoop(t, model, limits, returns("look", "seen"))
 		if out := mustRun(t, loop, child); out.Output != "child's answer" {
 			t.Fatalf("child's RunTurn() = %+v, want its answer: 30 tokens are used", out)
 		}
-		loop = newLoop(t, says(asks("look", `{}`), text("never")), limits, returns("look", "seen"))
 		out := mustRun(t, loop, turn)
 		wantFailed(t, out, "budget", "this session may")
 		if out.Usage.ModelCalls != 1 {
