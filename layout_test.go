@@ -49,7 +49,7 @@ var imports = map[string][]string{
 // and the flag and config libraries have one home, so that their types stay out of everybody else's signatures.
 var homes = map[string][]string{
 	"github.com/a2aproject/a2a-go/v2":          {"a2a"},
-	"github.com/cenkalti/backoff/v5":          {"agentloop"},
+	"github.com/cenkalti/backoff/v5":           {"a2a", "agentloop"},
 	"github.com/go-viper/mapstructure/v2":      {"cmd"},
 	"github.com/mattn/go-isatty":               {"cmd"},
 	"github.com/oklog/ulid/v2":                 {"session"},
