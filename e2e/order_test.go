@@ -408,7 +408,11 @@ func replyWhileFoldbackStarts(t *testing.T, open func(*testing.T) *tree, _ func(
 				if err := events[0].Decode(&m); err != nil {
 					return session.Outcome{}, err
 				}
-				inputs <- m.Text
+				select {
+				case inputs <- m.Text:
+				case <-ctx.Done():
+					return session.Outcome{}, context.Cause(ctx)
+				}
 				return completed, nil
 			}
 			for range 2 {

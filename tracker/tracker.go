@@ -340,14 +340,17 @@ func (t *Tracker) change(ctx context.Context, id session.CallID, decide func(*Pe
 		p.State = to
 		b.Changes = append(b.Changes, rec.Update(to, p).At(t.due(p)))
 		_, err = t.cfg.Store.Commit(ctx, b)
-		if errors.Is(err, session.ErrConflict) && rec.Rev != refused {
-			// Whoever came first may have made the item too, which is then what the store names. A conflict at a row that
-			// hasn't changed is none that a second look resolves.
+		if errors.Is(err, session.ErrConflict) {
 			conflict, ok := errors.AsType[*session.ConflictError](err)
-			if !ok || conflict.Kind != session.KindCall {
-				refused = rec.Rev
+			if ok && conflict.Kind == session.KindCall {
+				continue
 			}
-			continue
+			// Whoever came first may have made the item too, which is then what the store names. If the call has not changed
+			// at the second look, it is something else.
+			if rec.Rev != refused {
+				refused = rec.Rev
+				continue
+			}
 		}
 		if err != nil {
 			return was, fmt.Errorf("change call %s from %s to %s: %w", id, was.State, to, err)
