@@ -26,8 +26,10 @@ type Config struct {
 	Agents []string
 	// DefaultAgent is spawned when the model names none. Defaults to the first of Agents.
 	DefaultAgent string
-	Limits       Limits
-	Logger       *slog.Logger
+	// Timeouts are, by name, the timeouts of agents that have one of their own instead of that of Limits.
+	Timeouts map[string]time.Duration
+	Limits   Limits
+	Logger   *slog.Logger
 }
 
 // Limits bounds what subagents take. Zero fields mean the defaults.

@@ -3,6 +3,7 @@ package subagent_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -181,6 +182,51 @@ func TestTwoLastChildrenThatEndAtOnceCompleteTheBatch(t *testing.T) {
 		wantList(t, "items", w.items(), "child 1 completed", "child 2 completed")
 		l.stop()
 	})
+}
+
+func TestResultThatSomebodyWaitsForIsNotFolded(t *testing.T) {
+	for _, overdue := range []bool{false, true} {
+		t.Run(fmt.Sprintf("overdue %v", overdue), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				w, store, g := newHookedWorld(t, subagent.Limits{})
+				l := w.beginOn(store)
+				l.spawn(1)
+				synctest.Wait()
+				l.endRoot(session.StateCompleted)
+				later := l.nextTurn(0)
+				time.AfterFunc(time.Second, func() {
+					if overdue {
+						rec, err := w.store.Record(t.Context(), session.KindBatch, string(w.turn))
+						if err == nil {
+							err = l.pool.Sweep(t.Context(), rec)
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					}
+					g.open(w.child(1))
+				})
+				store.when(session.EventToolCompleted, w.root, func() {
+					w.wantStates("ended")
+					wantList(t, "items while a call waits", w.items())
+					want := subagent.BatchOpen
+					if overdue {
+						want = subagent.BatchDone
+					}
+					if got := w.batchState(); got != want {
+						t.Errorf("batch is %s, want %s", got, want)
+					}
+				})
+				done, err := callTool(t.Context(), l.pool, later, 2, "wait_subagents", `{"timeout_seconds":60}`, time.Now())
+				if err != nil || !strings.Contains(done.Content, "<agent_data") {
+					t.Errorf("wait_subagents = %+v, %v, want the result", done, err)
+				}
+				w.wantStates("consumed")
+				wantList(t, "items", w.items())
+				l.stop()
+			})
+		})
+	}
 }
 
 func TestSweepThatMeetsAnEndLosesNothing(t *testing.T) {

@@ -518,6 +518,68 @@ func TestNestedSpawnAlwaysWaitsAndLendsItsSlot(t *testing.T) {
 	})
 }
 
+func TestResultOfANestedSubagentGoesToTheRootWhenItsParentIsGone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end  func(l *life)
+		want string
+	}{
+		"parent times out":    {func(*life) { time.Sleep(time.Minute) }, "completed"},
+		"parent is cancelled": {func(l *life) { _ = l.pool.Cancel(context.Background(), l.child(1), "no need") }, "cancelled"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				w, g := newWorld(t, subagent.Limits{Depth: 2}), &gates{}
+				var l *life
+				w.play = func(ctx context.Context, turn *session.Turn) (session.Outcome, error) {
+					if turn.Parent != w.root {
+						return g.play(ctx, turn)
+					}
+					// Not told of its deadline, so that the child doesn't get the shorter one.
+					turn.Body.Deadline = time.Time{}
+					_, err := callTool(ctx, l.pool, turn, 1, "spawn_subagent", `{"description":"part","prompt":"work"}`, time.Now())
+					return session.Outcome{}, err
+				}
+				l = w.begin()
+				l.spawnFor(1, `,"timeout_seconds":60`)
+				synctest.Wait()
+				grandchild := session.ChildIDFor(session.MintToolCallID(w.child(1), 1))
+				tc.end(l)
+				time.Sleep(2 * time.Second)
+				if tc.want == "completed" {
+					g.open(grandchild)
+				}
+				synctest.Wait()
+				rec, err := w.store.Record(t.Context(), session.KindItem, session.ChildItemKey(session.ItemChild, grandchild, 1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var item session.ItemBody
+				if err := rec.Decode(&item); err != nil {
+					t.Fatal(err)
+				}
+				if rec.Owner != w.root || item.State != tc.want || item.Asker != w.child(1) || !item.AskerEnded {
+					t.Errorf("item of %s = %+v, want it %s and the root's", rec.Owner, item, tc.want)
+				}
+				l.stop()
+			})
+		})
+	}
+}
+
+func TestAgentMayHaveATimeoutOfItsOwn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w, g := newWorld(t, subagent.Limits{}), &gates{}
+		w.play = g.play
+		w.timeouts = map[string]time.Duration{"researcher": time.Minute}
+		l := w.begin()
+		l.spawn(1)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		wantList(t, "ends", w.ends(), "failed 1 timeout")
+		l.stop()
+	})
+}
+
 func TestClosingTheSessionCancelsEveryChild(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w, g := newWorld(t, subagent.Limits{RunningPerTree: 1}), &gates{}

@@ -91,21 +91,24 @@ func TestStartedChildrenGoOnBeforeEarlierSpawnsThatQueue(t *testing.T) {
 		}
 		w.wantStates("running queued queued")
 		l.stop()
-		// Another life of the process had started the third, say because its slots were other ones.
-		rec, _ := w.record(w.child(3))
-		turns, err := w.store.Records(t.Context(), session.RecordQuery{Tree: w.root, Kind: session.KindTurn, Owner: w.child(3)})
-		if err != nil {
-			t.Fatal(err)
+		// What the last life left when it had other slots: the first has gone, the third has started.
+		set := func(n int, child, turn session.State) {
+			rec, body := w.record(w.child(n))
+			task, err := w.store.Record(t.Context(), session.KindTurn, string(body.Turn))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.store.Commit(t.Context(), session.Batch{Tree: w.root, Changes: []session.Change{
+				rec.Update(child, nil), task.Update(turn, nil),
+			}}); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if _, err := w.store.Commit(t.Context(), session.Batch{Tree: w.root, Changes: []session.Change{
-			rec.Update(session.StateRunning, nil), turns[0].Update(session.StateRunning, nil),
-		}}); err != nil {
-			t.Fatal(err)
-		}
+		set(1, subagent.StateFolded, session.StateCompleted)
+		set(3, session.StateRunning, session.StateRunning)
 		l = w.begin()
-		g.open(w.child(1))
 		synctest.Wait()
-		w.wantStates("ended queued running")
+		w.wantStates("folded queued running")
 		l.stop()
 	})
 }

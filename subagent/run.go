@@ -104,10 +104,14 @@ func (p *Pool) supervise(r *run) error {
 	if err != nil {
 		ended := stopped(ctx)
 		if ended == nil {
-			if left(r.tree, err) {
-				return err
+			for _, theirs := range []error{session.ErrStopping, session.ErrFenced, session.ErrClosed} {
+				if errors.Is(err, theirs) {
+					return err
+				}
 			}
-			p.log.ErrorContext(ctx, "subagent broke off", "session", r.tree.ID, "agent", r.id, "err", err)
+			if !errors.Is(err, session.ErrTurnEnded) { // else the end below finds it ended
+				p.log.ErrorContext(ctx, "subagent broke off", "session", r.tree.ID, "agent", r.id, "err", err)
+			}
 			ended = failure(reasonError, "internal error")
 		}
 		out = *ended

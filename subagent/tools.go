@@ -452,7 +452,7 @@ func (p *Pool) plan(ctx context.Context, c *tool.Call, args spawnArgs, id sessio
 	if len(args.Inputs) > 0 {
 		body.Prompt += "\n\nRead these artifacts (read_artifact): " + join(args.Inputs)
 	}
-	body.Timeout = p.limits.Timeout
+	body.Timeout = cmp.Or(p.cfg.Timeouts[body.Agent], p.limits.Timeout)
 	if args.TimeoutSeconds > 0 {
 		body.Timeout = min(body.Timeout, time.Duration(args.TimeoutSeconds*float64(time.Second)))
 	}

@@ -26,6 +26,8 @@ type world struct {
 	root   session.ID
 	turn   session.TurnID
 	limits subagent.Limits
+	// timeouts are those of agents.
+	timeouts map[string]time.Duration
 	// play is what a child's turn does; it is called again when the turn goes on in another life.
 	play func(ctx context.Context, t *session.Turn) (session.Outcome, error)
 	// endCalls notes how the children's calls were ended.
@@ -69,7 +71,7 @@ func (w *world) beginOn(store session.Store) *life {
 		w.t.Fatal(err)
 	}
 	l.pool, err = subagent.New(subagent.Config{
-		Store: store, Runner: w, Logger: testLogger(w.t), Limits: w.limits,
+		Store: store, Runner: w, Logger: testLogger(w.t), Limits: w.limits, Timeouts: w.timeouts,
 		Agents: []string{"researcher", "writer"},
 		Prepare: func(_ context.Context, rec session.Record, body session.SessionBody) (session.Setup, error) {
 			if body.Agent == "writer" {
