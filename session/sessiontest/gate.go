@@ -16,14 +16,15 @@ import (
 type Gate struct {
 	session.Store
 
-	mu    sync.Mutex
-	holds []*Hold
-	fail  error // of every commit
-	left  int   // commits before they fail; below zero: they don't
+	mu      sync.Mutex
+	holds   []*Hold
+	left    int  // commits before the crash; below zero: there is none
+	unheard bool // one more is written at the crash, and nobody hears of it
+	crashed chan struct{}
 }
 
 // NewGate returns a gate that holds nothing.
-func NewGate(s session.Store) *Gate { return &Gate{Store: s, left: -1} }
+func NewGate(s session.Store) *Gate { return &Gate{Store: s, left: -1, crashed: make(chan struct{})} }
 
 // ErrCrashed is what a store says after the crash that [Gate.CrashAfter] simulates.
 var ErrCrashed = errors.New("the process has crashed")
@@ -33,8 +34,19 @@ var ErrCrashed = errors.New("the process has crashed")
 func (g *Gate) CrashAfter(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.left, g.fail = n, ErrCrashed
+	g.left, g.unheard = n, false
 }
+
+// CrashAtCommit is [Gate.CrashAfter], but the process dies while the next commit is made: it is written, and fails with
+// [ErrCrashed].
+func (g *Gate) CrashAtCommit(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left, g.unheard = n, true
+}
+
+// Crashed is closed by the first commit that fails with [ErrCrashed].
+func (g *Gate) Crashed() <-chan struct{} { return g.crashed }
 
 // Hold holds the next commit that matches, once. Commits are tried against holds in the order these were made.
 func (g *Gate) Hold(matches func(session.Batch) bool) *Hold {
@@ -63,22 +75,28 @@ func (g *Gate) Commit(ctx context.Context, b session.Batch) (session.Committed, 
 			return session.Committed{}, ctx.Err()
 		}
 	}
-	if err := g.crashed(); err != nil {
-		return session.Committed{}, err
-	}
-	return g.Store.Commit(ctx, b)
-}
-
-func (g *Gate) crashed() error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.left == 0 {
-		return g.fail
-	}
-	if g.left > 0 {
+	through, write := g.left != 0, g.left != 0 || g.unheard
+	switch {
+	case g.left > 0:
 		g.left--
+	case g.left == 0:
+		g.unheard = false
+		select {
+		case <-g.crashed:
+		default:
+			close(g.crashed)
+		}
 	}
-	return nil
+	g.mu.Unlock()
+	if !write {
+		return session.Committed{}, ErrCrashed
+	}
+	done, err := g.Store.Commit(ctx, b)
+	if !through {
+		return session.Committed{}, ErrCrashed
+	}
+	return done, err
 }
 
 // Hold is one commit that is held.
@@ -98,6 +116,9 @@ func (h *Hold) Wait(t testing.TB) {
 		t.Fatal("the commit that should be held was not made")
 	}
 }
+
+// Reached is closed when the commit is held.
+func (h *Hold) Reached() <-chan struct{} { return h.reached }
 
 // Release lets the commit go on. It may be called twice, and before the commit is held.
 func (h *Hold) Release() { h.once.Do(func() { close(h.release) }) }

@@ -47,4 +47,23 @@ func TestGateHoldsACommitUntilItIsReleased(t *testing.T) {
 	if err := insert("never"); !errors.Is(err, sessiontest.ErrCrashed) {
 		t.Fatalf("Commit(never) = %v, want ErrCrashed", err)
 	}
+	select {
+	case <-gate.Crashed():
+	default:
+		t.Error("Crashed() is open after a commit failed")
+	}
+	gate = sessiontest.NewGate(gate.Store)
+	gate.CrashAtCommit(0)
+	if err := insert("unheard"); !errors.Is(err, sessiontest.ErrCrashed) {
+		t.Fatalf("Commit(unheard) = %v, want ErrCrashed", err)
+	}
+	if _, err := gate.Record(ctx, session.KindCall, "unheard"); err != nil {
+		t.Errorf("Record(unheard) = %v, want it written", err)
+	}
+	if err := insert("never"); !errors.Is(err, sessiontest.ErrCrashed) {
+		t.Errorf("Commit(never) = %v, want ErrCrashed", err)
+	}
+	if _, err := gate.Record(ctx, session.KindCall, "never"); !errors.Is(err, session.ErrNotFound) {
+		t.Errorf("Record(never) = %v, want ErrNotFound", err)
+	}
 }
