@@ -254,7 +254,7 @@ func (f *follower) send(ctx context.Context) (settled bool, err error) {
 	f.mu.Unlock()
 	ctx = withLineage(ctx)
 	req := &protocol.SendMessageRequest{Message: m}
-	a := &assembly{whole: m.TaskID == ""}
+	a := f.assembly(m.TaskID == "")
 	if !streaming {
 		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
 		res, err := client.SendMessage(ctx, req)
@@ -291,6 +291,10 @@ func (f *follower) notSentAfterAll(err error) error {
 		}
 	}
 	return err
+}
+
+func (f *follower) assembly(whole bool) *assembly {
+	return &assembly{whole: whole, limit: f.r.cfg.Limits.MaxReply}
 }
 
 // event takes one thing the peer said. settled means that the call has its reply.
@@ -359,7 +363,7 @@ func (f *follower) complete(ctx context.Context, client Client, a *assembly) *as
 	if err != nil || t.Status.State != a.state {
 		return a
 	}
-	whole := &assembly{}
+	whole := f.assembly(false)
 	whole.add(t)
 	return whole
 }
@@ -481,7 +485,7 @@ func (f *follower) attach(ctx context.Context) error {
 		if err == nil {
 			var t *protocol.Task
 			if t, err = client.GetTask(ctx, &protocol.GetTaskRequest{ID: id}); err == nil {
-				settled, eerr := f.event(ctx, client, &assembly{}, t)
+				settled, eerr := f.event(ctx, client, f.assembly(false), t)
 				if settled || eerr != nil {
 					return eerr
 				}
@@ -511,7 +515,7 @@ func (f *follower) attach(ctx context.Context) error {
 
 // subscribe follows a task's stream to its end. got says that it told anything.
 func (f *follower) subscribe(ctx context.Context, client Client, id protocol.TaskID) (settled, got bool, err error) {
-	a := &assembly{}
+	a := f.assembly(false)
 	for ev, err := range client.SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
 		if err != nil {
 			break // GetTask tells what it means
@@ -555,7 +559,7 @@ func (f *follower) cancelTask(ctx context.Context) (answered bool, err error) {
 			return false, err
 		}
 		if err == nil && t.Status.State.Terminal() && t.Status.State != protocol.TaskStateCanceled {
-			a := &assembly{}
+			a := f.assembly(false)
 			a.add(t)
 			reply, files := a.reply(f.scope.ToolCall)
 			return true, f.deliver(reply, files) // kept on the call

@@ -32,6 +32,7 @@ type Limits struct {
 	MaxDepth       int           // of a chain of agents. Defaults to 8.
 	MaxGeneration  int           // of fold-backs in whose turns new calls may be made. Defaults to 4.
 	CancelBudget   time.Duration // of one CancelTask. Defaults to 5 seconds.
+	MaxReply       int           // of what is kept of one reply, in bytes. Defaults to 10 MiB.
 }
 
 // Config configures a [Relay].
@@ -65,7 +66,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, errors.New("a2a: Config.Tracker, Store and Registry are required")
 	}
 	l := &cfg.Limits
-	if min(l.MaxWait, l.CallTimeout, l.ReplyRetention, l.CancelBudget) < 0 || min(l.MaxAttempts, l.MaxInputRounds, l.MaxDepth, l.MaxGeneration) < 0 {
+	if min(l.MaxWait, l.CallTimeout, l.ReplyRetention, l.CancelBudget) < 0 || min(l.MaxAttempts, l.MaxInputRounds, l.MaxDepth, l.MaxGeneration, l.MaxReply) < 0 {
 		return nil, errors.New("a2a: Config.Limits has a negative bound; zero is the default, anything above is allowed")
 	}
 	l.MaxWait = cmp.Or(l.MaxWait, 3*time.Minute)
@@ -76,6 +77,7 @@ func New(cfg Config) (*Relay, error) {
 	l.MaxDepth = cmp.Or(l.MaxDepth, 8)
 	l.MaxGeneration = cmp.Or(l.MaxGeneration, 4)
 	l.CancelBudget = cmp.Or(l.CancelBudget, 5*time.Second)
+	l.MaxReply = cmp.Or(l.MaxReply, 10<<20)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

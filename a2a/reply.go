@@ -12,9 +12,6 @@ import (
 	"orchestrator/tracker"
 )
 
-// maxReply bounds what is kept of one reply, in bytes.
-const maxReply = 10 << 20
-
 // assembly is what a peer has said so far about one message: a task in the making, or a message.
 type assembly struct {
 	taskID    string
@@ -26,6 +23,7 @@ type assembly struct {
 	earlier   *protocol.Message // the agent's last message before the status
 	artifacts []*protocol.Artifact
 	whole     bool // nothing of the task was missed
+	limit     int  // of size
 	size      int
 	cut       bool // something was left out for its size
 }
@@ -34,30 +32,36 @@ type assembly struct {
 func (a *assembly) add(ev protocol.Event) (progress string) {
 	switch e := ev.(type) {
 	case *protocol.Message:
+		e.Parts = a.fitting(e.Parts)
 		a.message, a.contextID = e, e.ContextID
 		return ""
 	case *protocol.Task:
-		*a = assembly{taskID: string(e.ID), contextID: e.ContextID, whole: true}
+		*a = assembly{taskID: string(e.ID), contextID: e.ContextID, whole: true, limit: a.limit}
 		a.setStatus(e.Status)
 		a.earlier = nil
 		for _, m := range e.History {
-			if m != nil && m.Role == protocol.MessageRoleAgent && (a.status == nil || m.ID != a.status.ID) && a.fits(m.Parts) {
+			if m != nil && m.Role == protocol.MessageRoleAgent && (a.status == nil || m.ID != a.status.ID) {
 				a.earlier = m
 			}
 		}
 		for _, art := range e.Artifacts {
-			if art != nil && a.fits(art.Parts) {
+			if art != nil {
+				art.Parts = a.fitting(art.Parts)
 				a.artifacts = append(a.artifacts, art)
 			}
+		}
+		if a.earlier != nil {
+			a.earlier.Parts = a.fitting(a.earlier.Parts)
 		}
 	case *protocol.TaskStatusUpdateEvent:
 		a.taskID, a.contextID = string(e.TaskID), e.ContextID
 		a.setStatus(e.Status)
 	case *protocol.TaskArtifactUpdateEvent:
 		a.taskID, a.contextID = string(e.TaskID), e.ContextID
-		if e.Artifact == nil || !a.fits(e.Artifact.Parts) {
+		if e.Artifact == nil {
 			return ""
 		}
+		e.Artifact.Parts = a.fitting(e.Artifact.Parts)
 		for i, art := range a.artifacts {
 			if art.ID != e.Artifact.ID {
 				continue
@@ -85,8 +89,8 @@ func (a *assembly) setStatus(s protocol.TaskStatus) {
 		a.earlier = a.status
 	}
 	a.state, a.status = s.State, s.Message
-	if a.status != nil && !a.fits(a.status.Parts) {
-		a.status = nil
+	if a.status != nil {
+		a.status.Parts = a.fitting(a.status.Parts)
 	}
 	a.stamp = time.Time{}
 	if s.Timestamp != nil {
@@ -106,34 +110,36 @@ func (a *assembly) mark() string {
 	return fmt.Sprintf("%s %s %s", a.state, id, a.stamp.UTC().Format(time.RFC3339Nano))
 }
 
-// fits counts parts and reports whether they may be kept.
-func (a *assembly) fits(parts protocol.ContentParts) bool {
-	n := 0
+// fitting counts parts and returns those that may be kept.
+func (a *assembly) fitting(parts protocol.ContentParts) protocol.ContentParts {
+	kept := parts[:0]
 	for _, p := range parts {
 		if p == nil {
 			continue
 		}
+		n := 0
 		switch c := p.Content.(type) {
 		case protocol.Text:
-			n += len(c)
+			n = len(c)
 		case protocol.Raw:
-			n += len(c)
+			n = len(c)
 		case protocol.URL:
-			n += len(c)
+			n = len(c)
 		case protocol.Data:
 			b, err := json.Marshal(c.Value)
 			if err != nil {
-				return false
+				continue // what came as JSON marshals
 			}
-			n += len(b)
+			n = len(b)
 		}
+		if a.size+n > a.limit {
+			a.cut = true
+			continue
+		}
+		a.size += n
+		kept = append(kept, p)
 	}
-	if a.size+n > maxReply {
-		a.cut = true
-		return false
-	}
-	a.size += n
-	return true
+	return kept
 }
 
 // reply returns all of it as a reply, and the files among it as artifacts whose keys derive from the tool call.
@@ -142,9 +148,7 @@ func (a *assembly) reply(call session.ToolCallID) (tracker.Reply, []session.Arti
 	w := writer{call: call}
 	if a.message != nil {
 		r.State = "completed"
-		if a.fits(a.message.Parts) {
-			w.parts("", a.message.Parts)
-		}
+		w.parts("", a.message.Parts)
 	}
 	if a.status != nil {
 		w.parts("", a.status.Parts)
@@ -160,7 +164,7 @@ func (a *assembly) reply(call session.ToolCallID) (tracker.Reply, []session.Arti
 		w.parts(head, a.earlier.Parts)
 	}
 	if a.cut {
-		w.paragraph(fmt.Sprintf("[part of the answer was left out: it is over %d MB]", maxReply>>20))
+		w.paragraph(fmt.Sprintf("[part of the answer was left out: it is over %d bytes]", a.limit))
 	}
 	r.Text, r.Data = w.text.String(), w.data
 	return r, w.files

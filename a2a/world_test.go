@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -293,4 +292,12 @@ func wantMethods(t *testing.T, p *a2atest.Peer, want ...string) {
 	}
 }
 
-func seconds(d time.Duration) string { return fmt.Sprint(int(d.Seconds())) }
+// again returns a turn's handle in this life.
+func (w *world) again(t *session.Turn) *session.Turn {
+	w.t.Helper()
+	rec, err := w.store.Record(w.t.Context(), session.KindTurn, string(t.Turn))
+	w.ok(err)
+	turn, err := session.NewTurn(w.tree, rec)
+	w.ok(err)
+	return turn
+}
