@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -203,8 +204,8 @@ func Run(t *testing.T, cfg Config) {
 	if text == nil || calls == nil {
 		t.Fatal("the suite needs the dialogues text and parallel-tool-calls")
 	}
-	t.Run("disconnect at every byte", func(t *testing.T) {
-		bubble(t, cfg, func(t *testing.T, s *suite) { s.disconnectsAtEveryByte(calls) })
+	t.Run("disconnect inside chunks", func(t *testing.T) {
+		bubble(t, cfg, func(t *testing.T, s *suite) { s.disconnectsInsideChunks(calls) })
 	})
 	t.Run("unreachable", func(t *testing.T) {
 		bubble(t, cfg, func(t *testing.T, s *suite) { s.unreachable() })
@@ -258,9 +259,7 @@ func (s *suite) serve(respond func(http.ResponseWriter, *http.Request, []byte)) 
 }
 
 func writeHeader(w http.ResponseWriter, d *dialogue) {
-	for k, v := range d.header {
-		w.Header()[k] = v
-	}
+	maps.Copy(w.Header(), d.header)
 	w.WriteHeader(d.status)
 }
 
@@ -379,9 +378,10 @@ func (s *suite) disconnects(c testCase, d *dialogue) {
 	}
 }
 
-func (s *suite) disconnectsAtEveryByte(d *dialogue) {
+// disconnectsInsideChunks ends the connection at places all over the body, a step apart that falls on no pattern of it.
+func (s *suite) disconnectsInsideChunks(d *dialogue) {
 	last := len(d.body) - len(d.pieces()[len(d.pieces())-1])
-	for n := range last {
+	for n := 0; n < last; n += 7 {
 		s.serve(func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 			writeHeader(w, d)
 			write(w, [][]byte{d.body[:n]})

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -88,7 +89,7 @@ func TestErrorsOfTheServer(t *testing.T) {
 		{"an error in a good answer", 200, map[string]string{"Content-Type": js}, `{"error":{"message":"no provider","code":502}}`, llm.Error{Status: 502, Retryable: true, Message: "no provider"}},
 		{"another protocol", 200, map[string]string{"Content-Type": "text/plain"}, "hello\n\nworld\n", llm.Error{Message: "no event stream"}},
 		{"too long a line", 200, map[string]string{"Content-Type": sse}, "data: " + strings.Repeat("x", 9<<20), llm.Error{Message: "larger than"}},
-		{"too long a stream", 200, map[string]string{"Content-Type": sse}, strings.Repeat("data: "+strings.Repeat("x", 1<<20)+"\n", 65), llm.Error{Message: "larger than"}},
+		{"too long a stream", 200, map[string]string{"Content-Type": sse}, strings.Repeat(": "+strings.Repeat("x", 1<<20)+"\n", 65), llm.Error{Message: "larger than"}},
 
 		{"stream error by code", 200, map[string]string{"Content-Type": sse}, "data: {\"error\":{\"code\":429,\"message\":\"slow down\"},\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"error\"}]}\n\n",
 			llm.Error{Status: 429, Retryable: true, Message: "slow down"}},
@@ -106,9 +107,7 @@ func TestErrorsOfTheServer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			header := map[string]string{"Content-Type": js}
-			for k, v := range tt.header {
-				header[k] = v
-			}
+			maps.Copy(header, tt.header)
 			got := failure(t, openai.Config{APIKey: secret, HTTPClient: respond(tt.status, header, tt.body)})
 			if !strings.Contains(got.Message, tt.want.Message) || got.Message == "" {
 				t.Errorf("message %q doesn't contain %q", got.Message, tt.want.Message)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -100,9 +101,7 @@ func TestAddressAndCredentials(t *testing.T) {
 
 func mergeHeader(h map[string]string, k, v string) map[string]string {
 	out := map[string]string{k: v}
-	for k, v := range h {
-		out[k] = v
-	}
+	maps.Copy(out, h)
 	return out
 }
 
