@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"orchestrator/internal/app"
-	"orchestrator/session"
 )
 
 // The values of -o.
@@ -79,7 +77,7 @@ Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't 
 	flags.String("data-dir", "", "where the database is kept")
 	flags.String("log-level", "", "debug, info, warn or error")
 	flags.String("log-format", "", "text or json")
-	root.AddCommand(c.configCommand())
+	root.AddCommand(c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand())
 	return root
 }
 
@@ -120,15 +118,6 @@ func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
-}
-
-// printEvent writes an event as one line of JSON.
-func printEvent(w io.Writer, e session.Event) error { return printJSON(w, e) }
-
-// exists reports whether there is a file at the path.
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // printable returns text from outside as it may be shown on a terminal: control characters, which could move the cursor

@@ -57,8 +57,7 @@ func loadConfig(file string, environ []string, flags *pflag.FlagSet) (cfg app.Co
 			setKey(v, name, f.Value.String())
 		}
 	})
-	hooks := mapstructure.ComposeDecodeHookFunc(mapstructure.StringToTimeDurationHookFunc(), mapstructure.StringToSliceHookFunc(","))
-	if err := v.UnmarshalExact(&cfg, viper.DecodeHook(hooks)); err != nil {
+	if err := v.UnmarshalExact(&cfg, viper.DecodeHook(mapstructure.StringToTimeDurationHookFunc())); err != nil {
 		return cfg, file, configError{fmt.Errorf("read the configuration: %w", err)}
 	}
 	cfg.Getenv = func(name string) string { return env[name] }
@@ -174,11 +173,9 @@ func applyEnvironment(v *viper.Viper, env map[string]string) error {
 			faults = append(faults, errors.New(unknownKey("variable", name, name, known)))
 			continue
 		}
-		if t := leaves[name].leaf; t != nil {
-			if message := checkText(name, t, value); message != "" {
-				faults = append(faults, errors.New(message))
-				continue
-			}
+		if message := checkText(name, leaves[name].leaf, value); message != "" {
+			faults = append(faults, errors.New(message))
+			continue
 		}
 		setKey(v, path, value)
 	}

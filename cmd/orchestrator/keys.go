@@ -63,13 +63,10 @@ func (k key) names() []string {
 	return names
 }
 
-// leaves calls f with the path of every value that is not inside a list of tables, so that a variable can name it.
+// leaves calls f with the path of every value that is not inside a list, so that a variable can name it.
 func (k key) leaves(path string, f func(path string, k key)) {
-	if len(k.fields) == 0 {
-		if k.elem == nil || k.elem.leaf != nil {
-			f(path, k)
-		}
-		return
+	if k.leaf != nil {
+		f(path, k)
 	}
 	for _, c := range k.fields {
 		c.key.leaves(strings.TrimPrefix(path+"."+c.name, "."), f)
@@ -89,10 +86,8 @@ func (k key) check(path string, n *yaml.Node, report func(line int, message stri
 		for i, item := range n.Content {
 			k.elem.check(fmt.Sprintf("%s[%d]", path, i), item, report)
 		}
-	case k.elem != nil && (k.elem.leaf == nil || n.Kind != yaml.ScalarNode):
-		report(n.Line, path+" must be a list")
 	case k.elem != nil:
-		k.elem.check(path, n, report)
+		report(n.Line, path+" must be a list")
 	case n.Kind != yaml.ScalarNode:
 		report(n.Line, fmt.Sprintf("%s must be %s", path, allowed(k.leaf)))
 	default:

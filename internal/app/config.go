@@ -219,15 +219,6 @@ type SubagentsConfig struct {
 	MaxGeneration int `mapstructure:"max_generation"`
 }
 
-// What happens to a call whose deadline passes.
-const (
-	OnTimeoutKeep   = "keep"
-	OnTimeoutCancel = "cancel"
-)
-
-// Transports are the values of [A2AConfig.Prefer].
-var Transports = []string{"JSONRPC"}
-
 // A2AConfig bounds invoke_agent.
 type A2AConfig struct {
 	// Name is ours among agents: calling a peer of that name is refused. Defaults to "orchestrator".
@@ -246,10 +237,6 @@ type A2AConfig struct {
 	GuardSubagent int `mapstructure:"guard_subagent"`
 	// MaxDepth bounds the chain of agents that call agents. Defaults to 8.
 	MaxDepth int `mapstructure:"max_depth"`
-	// Prefer is the order of transports. Defaults to JSONRPC.
-	Prefer []string `mapstructure:"prefer"`
-	// OnTimeout is keep (the late reply is wanted) or cancel. Defaults to keep.
-	OnTimeout string `mapstructure:"on_timeout"`
 	// CardRefresh is how often agent cards are fetched anew. Defaults to 4 hours.
 	CardRefresh time.Duration `mapstructure:"card_refresh"`
 }
@@ -423,10 +410,6 @@ func (a A2AConfig) filled() A2AConfig {
 	a.GuardPrimary = cmp.Or(a.GuardPrimary, 4)
 	a.GuardSubagent = cmp.Or(a.GuardSubagent, 1)
 	a.MaxDepth = cmp.Or(a.MaxDepth, 8)
-	if len(a.Prefer) == 0 {
-		a.Prefer = slices.Clone(Transports)
-	}
-	a.OnTimeout = cmp.Or(a.OnTimeout, OnTimeoutKeep)
 	a.CardRefresh = cmp.Or(a.CardRefresh, 4*time.Hour)
 	return a
 }
@@ -558,12 +541,8 @@ func (c Config) validate() error {
 	v.count("a2a.guard_primary", c.A2A.GuardPrimary)
 	v.count("a2a.guard_subagent", c.A2A.GuardSubagent)
 	v.count("a2a.max_depth", c.A2A.MaxDepth)
-	v.oneOf("a2a.on_timeout", c.A2A.OnTimeout, OnTimeoutKeep, OnTimeoutCancel)
 	v.positive("a2a.card_refresh", c.A2A.CardRefresh)
 	v.url("a2a.url", c.A2A.URL)
-	for i, transport := range c.A2A.Prefer {
-		v.oneOf(fmt.Sprintf("a2a.prefer[%d]", i), transport, Transports...)
-	}
 
 	v.positive("sessions.retention", c.Sessions.Retention)
 	v.count("sessions.max_queued", c.Sessions.MaxQueued)
