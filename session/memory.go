@@ -11,7 +11,7 @@ import (
 )
 
 // Memory is a [Store] that lives and dies with the process. It starts no goroutine, so it can be used in a synctest
-// bubble. It copies what it is given; what it returns is shared and must not be changed in place.
+// bubble. It copies what it is given.
 type Memory struct {
 	mu      sync.Mutex
 	closed  bool
@@ -29,11 +29,27 @@ var _ Store = (*Memory)(nil)
 type memoryTree struct {
 	info      TreeInfo
 	ordinal   uint64
-	events    []Event // the event with seq n is at n-1
+	events    eventLog
 	seqs      map[eventKey][]uint64
 	records   []*memoryRecord
 	artifacts map[ArtifactKey]Artifact
 }
+
+// eventLog is a tree's events in blocks, so that a long log is never copied when it grows.
+type eventLog [][]Event
+
+const eventBlock = 256
+
+func (l *eventLog) append(e Event) {
+	if n := len(*l); n == 0 || len((*l)[n-1]) == eventBlock {
+		*l = append(*l, nil)
+	}
+	last := &(*l)[len(*l)-1]
+	*last = append(*last, e)
+}
+
+// at returns the event with a seq, counted from 1.
+func (l eventLog) at(seq uint64) *Event { return &l[(seq-1)/eventBlock][(seq-1)%eventBlock] }
 
 type memoryRecord struct {
 	Record
@@ -132,17 +148,17 @@ func (m *Memory) Commit(ctx context.Context, b Batch) (Committed, error) {
 			tree.artifacts[a.Key] = a
 		}
 	}
-	head := len(tree.events)
-	for _, e := range b.Events {
+	for i := range b.Events {
+		e := &b.Events[i]
 		tree.info.HeadSeq++
 		e.Seq = tree.info.HeadSeq
-		tree.events = append(tree.events, e)
+		tree.events.append(*e)
 		for _, k := range []eventKey{{e.AgentID, e.Type}, {e.AgentID, ""}, {"", e.Type}} {
 			tree.seqs[k] = append(tree.seqs[k], e.Seq)
 		}
 	}
 	m.wakes.Wake(b.Tree)
-	return Committed{Events: slices.Clone(tree.events[head:]), Records: changed}, nil
+	return Committed{Events: b.Events, Records: changed}, nil
 }
 
 // Events implements [Store].
@@ -158,11 +174,19 @@ func (m *Memory) Events(ctx context.Context, q EventQuery) ([]Event, error) {
 	}
 	limit := cmp.Or(q.Limit, 1000)
 	if q.Agent == "" && len(q.Types) == 0 {
-		rest := tree.events[min(q.After, uint64(len(tree.events))):]
-		if q.Last {
-			return slices.Clone(rest[max(0, len(rest)-limit):]), nil
+		first, last := min(q.After, tree.info.HeadSeq), tree.info.HeadSeq
+		if last-first > uint64(limit) {
+			if q.Last {
+				first = last - uint64(limit)
+			} else {
+				last = first + uint64(limit)
+			}
 		}
-		return slices.Clone(rest[:min(limit, len(rest))]), nil
+		events := make([]Event, 0, last-first)
+		for seq := first + 1; seq <= last; seq++ {
+			events = append(events, *tree.events.at(seq))
+		}
+		return events, nil
 	}
 	types := q.Types
 	if len(types) == 0 {
@@ -189,7 +213,7 @@ func (m *Memory) Events(ctx context.Context, q EventQuery) ([]Event, error) {
 	}
 	events := make([]Event, len(seqs))
 	for i, seq := range seqs {
-		events[i] = tree.events[seq-1]
+		events[i] = *tree.events.at(seq)
 	}
 	return events, nil
 }
@@ -470,14 +494,18 @@ func (m *Memory) countLocked(tree ID, g Guard, changed []Record) int {
 // putLocked writes a record as it is now.
 func (m *Memory) putLocked(tree *memoryTree, r Record) {
 	rec, ok := m.records[recordKey{r.Kind, r.Key}]
-	if ok {
-		m.ungroupLocked(rec)
-		rec.Record = r
-	} else {
+	switch {
+	case !ok:
 		m.ordinal++
 		rec = &memoryRecord{Record: r, ordinal: m.ordinal}
 		m.records[recordKey{r.Kind, r.Key}] = rec
 		tree.records = append(tree.records, rec)
+	case r.State == rec.State && r.Due.Equal(rec.Due):
+		rec.Record = r // it stays where it is
+		return
+	default:
+		m.ungroupLocked(rec)
+		rec.Record = r
 	}
 	for _, k := range rec.groups() {
 		states := m.groups[k]

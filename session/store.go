@@ -6,7 +6,8 @@ import (
 )
 
 // Store holds the logs, the records and the artifacts of all trees. Memory and store/sqlite implement it and pass
-// sessiontest. Its methods may be called from any goroutine. After Close every method returns [ErrClosed].
+// sessiontest. Its methods may be called from any goroutine. What they return may be shared and isn't changed in place.
+// After Close every method returns [ErrClosed].
 type Store interface {
 	// Commit makes one write: all of the batch or nothing. Checks, changes and guards are judged against the state before
 	// the batch (guards: after its changes). The errors are *[ConflictError], *[GuardError], [ErrFenced] (the batch carries

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"orchestrator/session"
@@ -91,9 +93,10 @@ func (w *writer) commit(b session.Batch) (session.Committed, error) {
 		}
 	}
 	for i := range after {
-		if err := w.putRecord(after[i], before[i] == nil); err != nil {
+		if err := w.putRecord(after[i], before[i]); err != nil {
 			return session.Committed{}, fmt.Errorf("write %s %s: %w", after[i].Kind, after[i].Key, err)
 		}
+		w.known.keepRecord(after[i])
 	}
 	for _, a := range b.Artifacts {
 		_, err := w.exec(`INSERT INTO artifacts (tree, key, name, media_type, size, data) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
@@ -114,7 +117,9 @@ type treeRow struct {
 	n int64
 }
 
-const treeColumns = `n, id, created, head_seq, owner, epoch, lease_until, crashed`
+// treeColumns reads the head from the log itself, so that a commit need not write it down.
+const treeColumns = `n, id, created, coalesce((SELECT max(pos) - (n << 32) FROM events WHERE pos > n << 32 AND pos < (n + 1) << 32), 0),
+	owner, epoch, lease_until, crashed`
 
 func scanTree(row rowScanner) (treeRow, error) {
 	var (
@@ -128,6 +133,9 @@ func scanTree(row rowScanner) (treeRow, error) {
 
 // tree reads a tree. The row of one that doesn't exist has its id, for who wants to create it.
 func (w *writer) tree(id session.ID) (treeRow, error) {
+	if t, ok := w.known.trees[id]; ok {
+		return t, nil
+	}
 	t, err := scanTree(w.row(`SELECT `+treeColumns+` FROM trees WHERE id = ?`, string(id)))
 	if errors.Is(err, sql.ErrNoRows) {
 		return treeRow{TreeInfo: session.TreeInfo{ID: id}}, fmt.Errorf("tree %s: %w", id, session.ErrNotFound)
@@ -135,11 +143,12 @@ func (w *writer) tree(id session.ID) (treeRow, error) {
 	if err != nil {
 		return treeRow{}, fmt.Errorf("read tree %s: %w", id, err)
 	}
+	w.known.keepTree(t)
 	return t, nil
 }
 
 func (w *writer) createTree(t *treeRow) error {
-	err := w.rowWritten(`INSERT INTO trees (id, created, head_seq, owner, epoch, lease_until, crashed) VALUES (?, ?, 0, '', 0, 0, 0) RETURNING n`,
+	err := w.rowWritten(`INSERT INTO trees (id, created, owner, epoch, lease_until, crashed) VALUES (?, ?, '', 0, 0, 0) RETURNING n`,
 		string(t.ID), time.Now().UnixNano()).Scan(&t.n)
 	return err
 }
@@ -165,6 +174,9 @@ func scanRecord(row rowScanner) (session.Record, error) {
 
 // record reads a record, nil if there is none.
 func (w *writer) record(kind session.Kind, key string) (*session.Record, error) {
+	if r, ok := w.known.records[recordKey{kind, key}]; ok {
+		return &r, nil
+	}
 	r, err := scanRecord(w.row(`SELECT `+recordColumns+` FROM records WHERE kind = ? AND key = ?`, string(kind), key))
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
@@ -172,19 +184,24 @@ func (w *writer) record(kind session.Kind, key string) (*session.Record, error) 
 	if err != nil {
 		return nil, fmt.Errorf("read %s %s: %w", kind, key, err)
 	}
+	w.known.keepRecord(r)
 	return &r, nil
 }
 
-func (w *writer) putRecord(r session.Record, isNew bool) error {
+// putRecord writes a record that was another (nil: none) before.
+func (w *writer) putRecord(r session.Record, before *session.Record) error {
 	var due any
 	if !r.Due.IsZero() {
 		due = nanos(r.Due)
 	}
 	var err error
-	if isNew {
+	switch {
+	case before == nil:
 		_, err = w.exec(`INSERT INTO records (tree, kind, key, owner, origin, state, body, due, rev) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 			string(r.Tree), string(r.Kind), r.Key, string(r.Owner), string(r.Origin), string(r.State), text(r.Body), due, r.Rev)
-	} else {
+	case r.State == before.State && r.Due.Equal(before.Due): // SQLite would write their indexes all the same
+		_, err = w.exec(`UPDATE records SET body = ?, rev = ? WHERE kind = ? AND key = ?`, text(r.Body), r.Rev, string(r.Kind), r.Key)
+	default:
 		_, err = w.exec(`UPDATE records SET state = ?, body = ?, due = ?, rev = ? WHERE kind = ? AND key = ?`,
 			string(r.State), text(r.Body), due, r.Rev, string(r.Kind), r.Key)
 	}
@@ -212,27 +229,36 @@ func (w *writer) count(tree session.ID, g session.Guard) (int, error) {
 // seqBits is how much of an event's pos is its seq.
 const seqBits = 32
 
+// eventsAtOnce bounds how many events one statement inserts.
+const eventsAtOnce = 8
+
 // appendEvents gives events their seq and writes them.
 func (w *writer) appendEvents(t *treeRow, events []session.Event) error {
-	if len(events) == 0 {
-		return nil
-	}
-	for i := range events {
-		e := &events[i]
-		t.HeadSeq++
-		e.Seq = t.HeadSeq
-		_, err := w.exec(`INSERT INTO events (pos, id, type, time, agent, parent, turn, origin, tool_call, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			t.n<<seqBits+int64(e.Seq), string(e.ID), string(e.Type), nanos(e.Time), string(e.AgentID), string(e.ParentAgentID),
-			string(e.TurnID), string(e.OriginTurn), string(e.ToolCallID), text(e.Data))
-		if err != nil {
-			return fmt.Errorf("write event %s: %w", e.ID, err)
+	for chunk := range slices.Chunk(events, eventsAtOnce) {
+		args := make([]any, 0, 10*len(chunk))
+		for i := range chunk {
+			e := &chunk[i]
+			t.HeadSeq++
+			e.Seq = t.HeadSeq
+			args = append(args, t.n<<seqBits+int64(e.Seq), string(e.ID), string(e.Type), nanos(e.Time), string(e.AgentID),
+				string(e.ParentAgentID), string(e.TurnID), string(e.OriginTurn), string(e.ToolCallID), text(e.Data))
+		}
+		if _, err := w.exec(insertEvents[len(chunk)], args...); err != nil {
+			return fmt.Errorf("write events of tree %s: %w", t.ID, err)
 		}
 	}
-	if _, err := w.exec(`UPDATE trees SET head_seq = ? WHERE n = ?`, t.HeadSeq, t.n); err != nil {
-		return fmt.Errorf("write tree %s: %w", t.ID, err)
-	}
+	w.known.keepTree(*t)
 	return nil
 }
+
+// insertEvents inserts so many events as its index says.
+var insertEvents = func() (queries [eventsAtOnce + 1]string) {
+	for n := range queries {
+		queries[n] = `INSERT INTO events (pos, id, type, time, agent, parent, turn, origin, tool_call, data) VALUES ` +
+			strings.TrimSuffix(strings.Repeat(`(?, ?, ?, ?, ?, ?, ?, ?, ?, ?), `, n), `, `)
+	}
+	return queries
+}()
 
 // text is a body as a column's value.
 func text(data []byte) any {

@@ -27,6 +27,7 @@ func (s *Store) Claim(ctx context.Context, tree session.ID, owner string, ttl ti
 		lease = session.Lease{
 			Tree: tree, Owner: owner, Epoch: t.Epoch + 1, Until: now.Add(ttl).UTC().Round(0), Crashed: t.Crashed || t.Owner != "",
 		}
+		delete(w.known.trees, tree)
 		_, err = w.exec(`UPDATE trees SET owner = ?, epoch = ?, lease_until = ?, crashed = 0 WHERE n = ?`, owner, lease.Epoch, nanos(lease.Until), t.n)
 		return err
 	})
@@ -43,6 +44,7 @@ func (s *Store) Renew(ctx context.Context, leases []session.Lease, ttl time.Dura
 		lost = nil
 		until := nanos(time.Now().Add(ttl))
 		for _, l := range leases {
+			delete(w.known.trees, l.Tree)
 			n, err := w.exec(`UPDATE trees SET lease_until = ? WHERE id = ? AND epoch = ? AND owner <> ''`, until, string(l.Tree), l.Epoch)
 			if err != nil {
 				return err
@@ -62,6 +64,7 @@ func (s *Store) Renew(ctx context.Context, leases []session.Lease, ttl time.Dura
 // Release implements [session.Store].
 func (s *Store) Release(ctx context.Context, l session.Lease) error {
 	err := s.update(ctx, "", func(w *writer) error {
+		delete(w.known.trees, l.Tree)
 		_, err := w.exec(`UPDATE trees SET owner = '', lease_until = 0, crashed = 0 WHERE id = ? AND epoch = ?`, string(l.Tree), l.Epoch)
 		return err
 	})
@@ -82,6 +85,7 @@ func (s *Store) Delete(ctx context.Context, tree session.ID) error {
 		if err != nil {
 			return err
 		}
+		w.known = newKnown()
 		if _, err := w.exec(`DELETE FROM records WHERE tree = ?`, string(tree)); err != nil {
 			return err
 		}

@@ -82,6 +82,7 @@ func (s *Store) writeGroup(group []*request) {
 type writer struct {
 	conn  *sql.Conn
 	stmts statements
+	known known
 	dirty bool // the request that runs has written something
 }
 
@@ -93,7 +94,7 @@ func newWriter(ctx context.Context, db *sql.DB) (*writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	return &writer{conn: conn, stmts: make(statements)}, nil
+	return &writer{conn: conn, stmts: make(statements), known: newKnown()}, nil
 }
 
 func (w *writer) close() error {
@@ -127,6 +128,7 @@ func (w *writer) transact(group []*request) error {
 // rollback ends a transaction that failed with err; SQLite may have ended it itself.
 func (w *writer) rollback(err error) error {
 	_ = w.control("ROLLBACK") // fails when there is no transaction any more
+	w.known = newKnown()
 	return err
 }
 

@@ -6,14 +6,14 @@ CREATE TABLE trees (
 	n           INTEGER PRIMARY KEY AUTOINCREMENT,
 	id          TEXT UNIQUE,
 	created     INTEGER NOT NULL,
-	head_seq    INTEGER NOT NULL,
 	owner       TEXT NOT NULL,
 	epoch       INTEGER NOT NULL,
 	lease_until INTEGER NOT NULL,
 	crashed     INTEGER NOT NULL
 ) STRICT;
 
--- pos is the tree's n * 2^32 + seq, so that a tree's events lie together in their order. Times are in nanoseconds
+-- pos is the tree's n * 2^32 + seq, so that a tree's events lie together in their order; the last one's is the
+-- tree's head. Times are in nanoseconds
 -- since 1970, 0 for none.
 CREATE TABLE events (
 	pos        INTEGER PRIMARY KEY,
