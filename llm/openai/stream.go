@@ -63,14 +63,15 @@ type reader struct {
 	seen           bool // any event at all
 	finish         string
 	refused        bool
-	calls          []*call
+	calls          []*call // in the order they came
+	started        int
 	byIndex        map[int64]*call
 	reasoningField string
 }
 
 // call is a tool call in the making.
 type call struct {
-	index   int // ours
+	index   int // ours, once started
 	id      string
 	name    string
 	args    []byte
@@ -195,7 +196,7 @@ type fragment struct {
 func (r *reader) fragment(f fragment) {
 	c := r.callOf(f)
 	if c == nil {
-		c = &call{index: len(r.calls)}
+		c = &call{}
 		r.calls = append(r.calls, c)
 	}
 	if f.indexed {
@@ -221,7 +222,8 @@ func (r *reader) fragment(f fragment) {
 
 // start emits the beginning of a call, whose name was waited for, and what has come of its arguments.
 func (r *reader) start(c *call) {
-	c.started = true
+	c.started, c.index = true, r.started
+	r.started++
 	r.emit(llm.Chunk{Kind: llm.ChunkToolStart, Index: c.index, ToolID: c.id, ToolName: c.name})
 	if len(c.args) > 0 {
 		r.emit(llm.Chunk{Kind: llm.ChunkToolArgs, Index: c.index, Text: string(c.args)})
