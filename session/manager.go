@@ -279,7 +279,9 @@ func (m *Manager) own(ctx context.Context, root ID) (*owned, error) {
 		cancel: cancel, ready: make(chan struct{}), nudge: make(chan struct{}, 1),
 	}
 	m.trees[root] = o
+	m.wg.Add(1) // Stop releases what is claimed here
 	m.mu.Unlock()
+	defer m.wg.Done()
 
 	lease, err := m.cfg.Store.Claim(ctx, root, m.cfg.Owner, m.cfg.LeaseTTL)
 	if err != nil {
@@ -292,6 +294,7 @@ func (m *Manager) own(ctx context.Context, root ID) (*owned, error) {
 		if err := recover(ctx, o.tree); err != nil {
 			m.forget(o)
 			cancel(err)
+			m.release(ctx, lease)
 			return nil, fmt.Errorf("recover %s: %w", root, err)
 		}
 	}
@@ -306,6 +309,15 @@ func (m *Manager) own(ctx context.Context, root ID) (*owned, error) {
 	}
 	close(o.ready)
 	return o, nil
+}
+
+// release gives a claimed tree back that is not taken up after all. Left to run out, its lease would look like a crash.
+func (m *Manager) release(ctx context.Context, l Lease) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := m.cfg.Store.Release(ctx, l); err != nil {
+		m.log.ErrorContext(ctx, "release a tree", "session", l.Tree, "err", err)
+	}
 }
 
 func (m *Manager) forget(o *owned) {

@@ -535,3 +535,74 @@ func TestALostTreeIsLeftAlone(t *testing.T) {
 		}
 	})
 }
+
+func TestAStopWhileATreeIsTakenUpIsNoCrash(t *testing.T) {
+	// What a process that stops leaves must be released: a lease that isn't counts as a crash of its turns.
+	released := func(t *testing.T, store session.Store, id session.ID) {
+		t.Helper()
+		info, err := store.Tree(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Epoch == 0 || info.Owner != "" {
+			t.Errorf("the tree is at epoch %d and owned by %q, want it claimed and released", info.Epoch, info.Owner)
+		}
+	}
+	t.Run("recovering", func(t *testing.T) {
+		store := session.NewMemory()
+		id := session.NewID()
+		if _, err := store.Commit(t.Context(), session.Batch{
+			Tree: id, Create: true, Changes: []session.Change{
+				session.Insert(session.KindSession, string(id), id, "", session.StateOpen, session.SessionBody{Agent: "primary"}, time.Time{}),
+				session.NewItem("call:c", id, "t_1", session.ItemBody{}),
+			},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		h := hooks(&runner{})
+		h.Recover = []func(context.Context, *session.Tree) error{func(ctx context.Context, _ *session.Tree) error {
+			cancel()
+			return ctx.Err()
+		}}
+		m, err := session.NewManager(session.Config{Store: store})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Use(h)
+		if err := m.Start(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Start() = %v, want it cancelled", err)
+		}
+		if err := m.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+		released(t, store, id)
+	})
+	t.Run("claiming", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			store := slowClaim{Store: session.NewMemory(), gate: make(chan struct{})}
+			m, stop := start(t, store, hooks(&runner{}))
+			id := open(t, m)
+			var wg sync.WaitGroup
+			wg.Go(func() { submit(t, m, id, "hello") })
+			synctest.Wait()
+			wg.Go(stop)
+			synctest.Wait()
+			close(store.gate)
+			wg.Wait()
+			released(t, store, id)
+		})
+	})
+}
+
+// slowClaim is a store whose claims take until the gate is open.
+type slowClaim struct {
+	session.Store
+
+	gate chan struct{}
+}
+
+func (s slowClaim) Claim(ctx context.Context, tree session.ID, owner string, ttl time.Duration) (session.Lease, error) {
+	<-s.gate
+	return s.Store.Claim(ctx, tree, owner, ttl)
+}
