@@ -27,7 +27,7 @@ func TestProfilesTypoIsAnErrorWithFileLineAndNearestName(t *testing.T) {
 		{"key of the file", "profile:\n  - name: r\n", `p.yaml:1: unknown key "profile" in the file; did you mean "profiles"?`},
 		{"nothing near", "profiles:\n  - name: r\n    colour: red\n", `p.yaml:3: unknown key "colour" in a profile; known: name, allow, deny, ask`},
 		{"no tool near", "profiles: [{name: r, allow: [{tool: xyzzy}]}]", `p.yaml:1: unknown tool "xyzzy"; known: ask_user, cancel_subagent, current_time, ` +
-			`get_agent_details, invoke_agent, list_known_agents, list_subagents, message_subagent, read_artifact, refresh_agent_card, register_agent, ` +
+			`get_agent_details, invoke_agent, list_known_agents, list_subagents, read_artifact, refresh_agent_card, register_agent, ` +
 			`spawn_subagent, unregister_agent, wait_subagents (a tool of an MCP server needs its source mcp:<server>)`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

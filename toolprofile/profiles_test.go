@@ -48,7 +48,7 @@ func registry(t *testing.T) []tool.Tool {
 		t.Fatal(err)
 	}
 	return slices.Concat(tools,
-		specs(tool.SourceSubagent, "spawn_subagent", "list_subagents", "wait_subagents", "cancel_subagent", "message_subagent"),
+		specs(tool.SourceSubagent, "spawn_subagent", "list_subagents", "wait_subagents", "cancel_subagent"),
 		specs(tool.SourceA2A, "invoke_agent", "list_known_agents", "get_agent_details"))
 }
 
@@ -90,7 +90,7 @@ func TestProfilesShippedAdmitWhatTheDesignSays(t *testing.T) {
 	}
 	primary := p.Set(reg, of("primary"))
 	want := []string{
-		"read_artifact", "current_time", "spawn_subagent", "list_subagents", "wait_subagents", "cancel_subagent", "message_subagent",
+		"read_artifact", "current_time", "spawn_subagent", "list_subagents", "wait_subagents", "cancel_subagent",
 		"invoke_agent", "list_known_agents", "get_agent_details", "read_file", "write_file", "ask_user",
 	}
 	if diff := cmp.Diff(want, primary.Names()); diff != "" {

@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
+	"time"
 
 	"orchestrator/a2a"
 	"orchestrator/a2a/a2ahttp"
@@ -50,6 +52,9 @@ type App struct {
 	models   map[string]*model
 	registry []tool.Tool
 
+	mu          sync.Mutex
+	deniedCalls map[DeniedTool]int
+
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	stop   sync.Once
@@ -66,7 +71,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	a := &App{cfg: cfg, log: log, models: make(map[string]*model)}
+	a := &App{cfg: cfg, log: log, models: make(map[string]*model), deniedCalls: make(map[DeniedTool]int)}
 	for _, m := range cfg.Models {
 		if a.models[m.Name], err = newModel(m, cfg.Getenv); err != nil {
 			return nil, err
@@ -186,7 +191,9 @@ func (a *App) subagentConfig(loop session.TurnRunner) subagent.Config {
 	c, s := subagent.Config{
 		Store: a.store, Runner: loop, Logger: a.log, Prepare: a.prepare, EndCalls: a.Calls.EndPart, DefaultAgent: a.cfg.Subagents.Agent,
 	}, a.cfg.Subagents
+	c.Timeouts = make(map[string]time.Duration, len(a.cfg.Agents))
 	for _, agent := range a.cfg.Agents {
+		c.Timeouts[agent.Name] = agent.Limits.Timeout
 		if agent.Name != a.cfg.Primary {
 			c.Agents = append(c.Agents, agent.Name)
 		}
@@ -269,8 +276,20 @@ func (a *App) Config() Config { return a.cfg }
 // Registry returns every tool there is, in the order models are shown them.
 func (a *App) Registry() []tool.Tool { return a.registry }
 
-// denied notes a refused call of a tool.
+// DeniedTool names a tool and the agent whose profile refuses it.
+type DeniedTool struct{ Agent, Tool string }
+
+// Denied returns how often each agent has called a tool its profile refuses, since the App was made.
+func (a *App) Denied() map[DeniedTool]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.deniedCalls)
+}
+
 func (a *App) denied(agent, name string) {
+	a.mu.Lock()
+	a.deniedCalls[DeniedTool{agent, name}]++
+	a.mu.Unlock()
 	a.log.Info("tool call refused by the profile", "agent", agent, "tool", name)
 }
 
