@@ -44,7 +44,7 @@ type follower struct {
 	peer      string
 	replyBy   time.Time
 	contextID string
-	request   json.RawMessage // of a call not sent yet; nil: read it
+	request   *request // of a call not sent yet; nil: read it
 	resumed   bool
 	attempt   int
 	seen      string // the status that is no reply
@@ -58,31 +58,39 @@ type follower struct {
 	noted     bool // the tracker knows taskID
 	sent      bool // something may have been sent
 	cancelled bool // the peer has to be told
+	settling  bool // the reply is being delivered
 	interrupt context.CancelCauseFunc
 }
 
 // run follows the call until it is settled or its tree's context ends. Whatever goes wrong inside is a reply.
+//
+// Most of a call's life is spent inside run, follow and send, waiting for a stream. They keep little on the stack, which
+// decides what a parked call costs.
 func (f *follower) run() {
 	base, stop := context.WithDeadlineCause(f.tree.Context(), f.replyBy, errReplyBy)
 	defer stop()
 	ctx, interrupt := context.WithCancelCause(base)
 	defer interrupt(errSettled)
-	f.mu.Lock()
-	f.interrupt, f.noted = interrupt, f.taskID != ""
-	// A call cancelled in an earlier life, or before anything was sent, needs no following.
-	skip := f.cancelled && (f.taskID != "" || !f.sent)
-	f.mu.Unlock()
-	defer func() {
-		if v := recover(); v != nil {
-			f.r.cfg.Logger.ErrorContext(base, "following a call panicked", f.attrs("err", fmt.Sprint(v), "stack", string(debug.Stack()))...)
-			f.fail(fmt.Sprintf("the call to peer '%s' failed inside: %v", f.peer, v), true) //nolint:errcheck // there is no more to do
-		}
-	}()
+	defer f.recovered(base)
 	err := errCancelled
-	if !skip {
+	if f.start(interrupt) {
 		err = f.follow(ctx)
 	}
-	switch cause := context.Cause(ctx); {
+	f.finish(base, context.Cause(ctx), err)
+}
+
+// start reports whether the call has to be followed: not if it was cancelled in an earlier life, or before anything was
+// sent.
+func (f *follower) start(interrupt context.CancelCauseFunc) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.interrupt, f.noted = interrupt, f.taskID != ""
+	return !f.cancelled || f.taskID == "" && f.sent
+}
+
+// finish does what is left to do when following has ended with err, and the I/O was interrupted for cause, if it was.
+func (f *follower) finish(base context.Context, cause, err error) {
+	switch {
 	case err == nil && f.owed:
 		err = errCancelled
 	case err != nil && cause != nil:
@@ -94,6 +102,14 @@ func (f *follower) run() {
 		f.tellCancelled(base)
 	default:
 		f.r.cfg.Logger.ErrorContext(base, "a call can't be followed", f.attrs("err", err)...)
+	}
+}
+
+// recovered makes a panic a reply. It has to be deferred itself.
+func (f *follower) recovered(ctx context.Context) {
+	if v := recover(); v != nil {
+		f.r.cfg.Logger.ErrorContext(ctx, "following a call panicked", f.attrs("err", fmt.Sprint(v), "stack", string(debug.Stack()))...)
+		f.fail(fmt.Sprintf("the call to peer '%s' failed inside: %v", f.peer, v), true) //nolint:errcheck // there is no more to do
 	}
 }
 
@@ -126,14 +142,12 @@ func (f *follower) task() string {
 
 // follow returns nil when the call is settled.
 func (f *follower) follow(ctx context.Context) error {
-	uncertain := f.resumed
-	tries, refreshed := 0, false
-	pause := newPause(dialWait, pollMost)
+	s := &sending{uncertain: f.resumed}
 	for {
 		if f.task() != "" {
 			return f.attach(ctx)
 		}
-		if uncertain {
+		if s.uncertain {
 			found, err := f.find(ctx)
 			if err != nil {
 				return err
@@ -147,57 +161,75 @@ func (f *follower) follow(ctx context.Context) error {
 			if done, err := f.countAttempt(); done || err != nil {
 				return err
 			}
-			uncertain = false
+			s.uncertain = false
 		}
 		settled, err := f.send(ctx)
-		switch {
-		case settled:
+		if settled {
 			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case errors.Is(err, errCancelled):
-			return err
-		case f.task() != "":
-			f.r.cfg.Logger.DebugContext(ctx, "a stream broke and is taken up again", f.attrs("err", err)...)
-			continue
 		}
-		earlier := f.attempt > 1 || f.resumed // something may have arrived, so that only the peer's word is a failure
-		wait := pause.NextBackOff()
-		switch o := outcomeOf(err); o.kind {
-		case notSent:
-			tries++
-			if !earlier && tries >= dialTries {
-				return f.fail(fmt.Sprintf("peer '%s' can't be reached: %v. Nothing was sent. It may help to try again later.", f.peer, err), true)
-			}
-			wait = max(wait, o.after)
-		case gone:
-			changed := false
-			if !refreshed {
-				refreshed = true
-				changed, _ = f.r.cfg.Registry.refresh(ctx, f.peer) // the old card stays when there is no new one
-			}
-			if !changed && !earlier {
-				return f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying again won't help; its address may be wrong.", f.peer, err), false)
-			}
-			if changed {
-				wait = 0
-			}
-		case refused:
-			if !earlier {
-				return f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", f.peer, err), false)
-			}
-			if o.peers {
-				return f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it; it refused it when it was sent again: %v", f.peer, err), false)
-			}
-		case unknown:
-			uncertain = true
-			f.r.cfg.Logger.DebugContext(ctx, "it is unknown whether a message arrived", f.attrs("err", err)...)
-			continue
-		}
-		if err := sleep(ctx, wait); err != nil {
+		if settled, err := f.failed(ctx, s, err); settled || err != nil {
 			return err
 		}
 	}
+}
+
+// sending is where a follower stands with a message that has no task yet.
+type sending struct {
+	uncertain bool // it is unknown whether the message arrived
+	tries     int  // without a connection
+	refreshed bool // the card was fetched again
+	pause     *backoff.ExponentialBackOff
+}
+
+// failed decides what becomes of a message that wasn't settled by sending it: the call has a reply now (settled), it can't
+// go on (err), or there is one more thing to try.
+func (f *follower) failed(ctx context.Context, s *sending, err error) (settled bool, _ error) {
+	switch {
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case errors.Is(err, errCancelled):
+		return false, err
+	case f.task() != "":
+		f.r.cfg.Logger.DebugContext(ctx, "a stream broke and is taken up again", f.attrs("err", err)...)
+		return false, nil
+	}
+	if s.pause == nil {
+		s.pause = newPause(dialWait, pollMost)
+	}
+	earlier := f.attempt > 1 || f.resumed // something may have arrived, so that only the peer's word is a failure
+	wait := s.pause.NextBackOff()
+	switch o := outcomeOf(err); o.kind {
+	case notSent:
+		s.tries++
+		if !earlier && s.tries >= dialTries && o.after == 0 {
+			return true, f.fail(fmt.Sprintf("peer '%s' can't be reached: %v. Nothing was sent. It may help to try again later.", f.peer, err), true)
+		}
+		wait = max(wait, o.after)
+	case gone:
+		changed := false
+		if !s.refreshed {
+			s.refreshed = true
+			changed, _ = f.r.cfg.Registry.refresh(ctx, f.peer) // the old card stays when there is no new one
+		}
+		if !changed && !earlier {
+			return true, f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying again won't help; its address may be wrong.", f.peer, err), false)
+		}
+		if changed {
+			wait = 0
+		}
+	case refused:
+		if !earlier {
+			return true, f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", f.peer, err), false)
+		}
+		if o.peers {
+			return true, f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it; it refused it when it was sent again: %v", f.peer, err), false)
+		}
+	case unknown:
+		s.uncertain = true
+		f.r.cfg.Logger.DebugContext(ctx, "it is unknown whether a message arrived", f.attrs("err", err)...)
+		return false, nil
+	}
+	return false, sleep(ctx, wait)
 }
 
 // countAttempt notes that the message is sent once more, unless it mustn't be: then that is the reply, and done is true.
@@ -215,18 +247,17 @@ func (f *follower) countAttempt() (done bool, err error) {
 
 // load returns the message to send.
 func (f *follower) load(ctx context.Context) (*protocol.Message, error) {
-	raw := f.request
+	q := f.request
 	f.request = nil
-	if raw == nil {
+	if q == nil {
 		p, err := f.r.cfg.Tracker.Get(ctx, f.id)
 		if err != nil {
 			return nil, err
 		}
-		raw = p.Request
-	}
-	var q request
-	if err := json.Unmarshal(raw, &q); err != nil {
-		return nil, fmt.Errorf("read the message of call %s: %w", f.id, err)
+		q = new(request)
+		if err := json.Unmarshal(p.Request, q); err != nil {
+			return nil, fmt.Errorf("read the message of call %s: %w", f.id, err)
+		}
 	}
 	if q.Message == nil {
 		return nil, fmt.Errorf("call %s has no message", f.id)
@@ -237,46 +268,59 @@ func (f *follower) load(ctx context.Context) (*protocol.Message, error) {
 
 // send sends the message and follows the answer for as long as it streams. When it isn't settled then, err says why.
 func (f *follower) send(ctx context.Context) (settled bool, err error) {
-	client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	client, req, a, err := f.prepare(ctx)
 	if err != nil {
 		return false, err
 	}
-	m, err := f.load(ctx)
-	if err != nil {
-		return false, &NotSentError{Err: err}
-	}
-	f.mu.Lock()
-	if f.cancelled {
-		f.mu.Unlock()
-		return false, errCancelled
-	}
-	f.sent = true
-	f.mu.Unlock()
 	ctx = withLineage(ctx)
-	req := &protocol.SendMessageRequest{Message: m}
-	a := f.assembly(m.TaskID == "")
-	if !streaming {
-		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
-		res, err := client.SendMessage(ctx, req)
-		if err != nil {
-			return false, f.notSentAfterAll(err)
-		}
-		settled, err := f.event(ctx, client, a, res)
-		if err == nil && !settled && a.taskID == "" {
-			err = errEnded
-		}
-		return settled, err
+	if req.Config != nil {
+		return f.sendOnce(ctx, client, req, a)
 	}
 	for ev, err := range client.SendStreamingMessage(ctx, req) {
 		if err != nil {
 			return false, f.notSentAfterAll(err)
 		}
-		req.Message, m = nil, nil // the peer has it; a wait may be long
+		req.Message = nil // the peer has it, and a wait may be long
 		if settled, err := f.event(ctx, client, a, ev); settled || err != nil {
 			return settled, err
 		}
 	}
 	return false, errEnded
+}
+
+// prepare connects and returns what to send; with a Config to a peer that can't stream.
+func (f *follower) prepare(ctx context.Context) (Client, *protocol.SendMessageRequest, *assembly, error) {
+	client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	m, err := f.load(ctx)
+	if err != nil {
+		return nil, nil, nil, &NotSentError{Err: err}
+	}
+	req := &protocol.SendMessageRequest{Message: m}
+	if !streaming {
+		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cancelled {
+		return nil, nil, nil, errCancelled
+	}
+	f.sent = true
+	return client, req, f.assembly(m.TaskID == ""), nil
+}
+
+func (f *follower) sendOnce(ctx context.Context, client Client, req *protocol.SendMessageRequest, a *assembly) (settled bool, err error) {
+	res, err := client.SendMessage(ctx, req)
+	if err != nil {
+		return false, f.notSentAfterAll(err)
+	}
+	settled, err = f.event(ctx, client, a, res)
+	if err == nil && !settled && a.taskID == "" {
+		err = errEnded
+	}
+	return settled, err
 }
 
 // notSentAfterAll takes back that something may have been sent, when it certainly wasn't.
@@ -578,6 +622,9 @@ func (f *follower) fail(text string, retryable bool) error {
 
 // deliver gives the tracker the reply. Of a cancelled call the peer may still have to be told.
 func (f *follower) deliver(r tracker.Reply, files []session.Artifact) error {
+	f.mu.Lock()
+	f.settling = true
+	f.mu.Unlock()
 	return f.commit(func(ctx context.Context) error {
 		fate, p, err := f.r.cfg.Tracker.Deliver(ctx, f.id, r, files...)
 		if err == nil {

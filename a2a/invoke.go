@@ -22,12 +22,12 @@ import (
 const InvokeAgent = "invoke_agent"
 
 // Tools returns the tools: invoke_agent, list_known_agents and get_agent_details.
-func (r *Relay) Tools() []tool.Tool { return []tool.Tool{invoke{r}, listAgents{r}, agentDetails{r}} }
+func (r *Relay) Tools() []tool.Tool { return []tool.Tool{&invoke{r}, &listAgents{r}, &agentDetails{r}} }
 
 // invoke is invoke_agent.
 type invoke struct{ r *Relay }
 
-var _ tool.Tool = invoke{}
+var _ tool.Tool = (*invoke)(nil)
 
 const (
 	invokeFromPrimary = "Ask another agent, by the name list_known_agents gives. From here the call returns at once: the answer comes later, as a follow-up message of its own. " +
@@ -52,7 +52,7 @@ var invokeSchema = json.RawMessage(`{
 }`)
 
 // Spec implements [tool.Tool].
-func (invoke) Spec() tool.Spec {
+func (*invoke) Spec() tool.Spec {
 	return tool.Spec{
 		Name: InvokeAgent, Source: tool.SourceA2A, Schema: invokeSchema, Repeatable: true,
 		Description: func(k tool.Kind) string {
@@ -74,36 +74,65 @@ type invokeArguments struct {
 }
 
 // Run implements [tool.Tool]. A call of a subagent blocks until the peer's answer or the deadline; the mode is the
-// session's, never what the caller says.
-func (t invoke) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
-	if p, err := t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID)); err == nil {
-		return t.r.settle(ctx, c, p)
-	} else if !errors.Is(err, session.ErrNotFound) {
-		return tool.Result{}, err
-	}
-	req, refusal, err := t.prepare(ctx, c)
-	if err != nil {
-		return tool.Result{}, err
-	}
-	if refusal != nil {
-		return *refusal, nil
-	}
-	p, existed, err := t.r.cfg.Tracker.Register(ctx, c.Turn, req)
-	if full, ok := errors.AsType[*tracker.FullError](err); ok {
-		return tool.Failure(full.Error()), nil
+// session's, never what the caller says. It does little itself: what is on its stack stays there for the whole wait.
+func (t *invoke) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
+	res, err := t.begin(ctx, c)
+	if err == nil && res == nil {
+		res, err = t.r.await(ctx, c)
 	}
 	if err != nil {
 		return tool.Result{}, err
 	}
-	t.r.follow(c.Turn.Tree(), p, existed)
-	return t.r.settle(ctx, c, p)
+	return *res, nil
 }
 
-// prepare returns what to register, or the result that refuses the call. Nothing has been sent by then.
-func (t invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request, refusal *tool.Result, err error) {
-	refuse := func(format string, args ...any) (tracker.Request, *tool.Result, error) {
+// begin registers the call and has it followed. It returns the result, or nil when that has to be waited for.
+func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) {
+	p, err := t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID))
+	if errors.Is(err, session.ErrNotFound) {
+		req, refusal, err := t.prepare(ctx, c)
+		if err != nil || refusal != nil {
+			return refusal, err
+		}
+		var existed bool
+		p, existed, err = t.r.cfg.Tracker.Register(ctx, c.Turn, req)
+		if full, ok := errors.AsType[*tracker.FullError](err); ok {
+			res := tool.Failure(full.Error())
+			return &res, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.r.follow(c.Turn.Tree(), p, existed)
+	} else if err != nil {
+		return nil, err
+	}
+	if p.Wanted() {
+		t.r.follow(c.Turn.Tree(), p, true)
+	}
+	if p.State == tracker.StateWaiting {
+		return nil, nil //nolint:nilnil // that is what it says
+	}
+	res := t.r.result(c, p)
+	return &res, nil
+}
+
+// await waits for the call and returns what became of it.
+func (r *Relay) await(ctx context.Context, c *tool.Call) (*tool.Result, error) {
+	c.Park(tool.AwaitingPeer)
+	p, err := r.cfg.Tracker.Wait(ctx, session.CallIDFor(c.ID))
+	if err != nil {
+		return nil, err
+	}
+	res := r.result(c, p)
+	return &res, nil
+}
+
+// prepare returns what to register and what to send, or the result that refuses the call. Nothing has been sent by then.
+func (t *invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request, q *request, refusal *tool.Result, err error) {
+	refuse := func(format string, args ...any) (tracker.Request, *request, *tool.Result, error) {
 		res := tool.Failure(fmt.Sprintf(format, args...))
-		return tracker.Request{}, &res, nil
+		return tracker.Request{}, nil, &res, nil
 	}
 	var args invokeArguments
 	if err := json.Unmarshal(c.Args, &args); err != nil {
@@ -166,7 +195,7 @@ func (t invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request,
 	deadline := c.Accepted.Add(budget)
 	if budget <= 0 || !time.Now().Before(deadline) {
 		res := tool.Text(fmt.Sprintf("no time left to ask peer '%s'; proceeding without it", peer.Name))
-		return req, &res, nil
+		return req, nil, &res, nil
 	}
 
 	m := protocol.NewMessage(protocol.MessageRoleUser, protocol.NewTextPart(args.Message))
@@ -188,11 +217,11 @@ func (t invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request,
 	if args.Skill != "" {
 		m.SetMeta("skill", args.Skill)
 	}
-	q := request{Message: m}
+	q = &request{Message: m}
 	if args.TaskID != "" {
-		why, err := t.resume(ctx, c, peer, args, &q)
+		why, err := t.resume(ctx, c, peer, args, q)
 		if err != nil {
-			return req, nil, err
+			return req, nil, nil, err
 		}
 		if why != "" {
 			return refuse("%s", why)
@@ -200,17 +229,17 @@ func (t invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request,
 	}
 	raw, err := q.marshal()
 	if err != nil {
-		return req, nil, err
+		return req, nil, nil, err
 	}
 	asker, err := t.r.asker(ctx, c.Turn)
 	if err != nil {
-		return req, nil, err
+		return req, nil, nil, err
 	}
 	return tracker.Request{
 		ToolCall: c.ID, Peer: peer.Name, Transport: t.r.cfg.Registry.cfg.Transport.Binding(), Mode: mode,
 		Deadline: deadline, ReplyBy: deadline.Add(limits.ReplyRetention), ContextID: m.ContextID, Message: raw,
 		Question: args.Message, AskerName: asker, CancelOnTimeout: peer.OnTimeout == OnTimeoutCancel,
-	}, nil, nil
+	}, q, nil, nil
 }
 
 func seconds(s float64) time.Duration {
@@ -249,7 +278,7 @@ const seenBudget = 5 * time.Second
 
 // resume makes the message continue an earlier call of the same tree to the same peer: its task, if the peer asked back,
 // else its context. why says, for the model, why it can't.
-func (t invoke) resume(ctx context.Context, c *tool.Call, peer Peer, args invokeArguments, q *request) (why string, err error) {
+func (t *invoke) resume(ctx context.Context, c *tool.Call, peer Peer, args invokeArguments, q *request) (why string, err error) {
 	before, err := t.r.cfg.Tracker.Get(ctx, args.TaskID)
 	switch {
 	case err != nil && !errors.Is(err, session.ErrNotFound):
@@ -316,26 +345,11 @@ func shortQuestion(s string) string { return session.Shorten(s, questionBudget, 
 // questionBudget is the tracker's.
 const questionBudget = 600
 
-// settle returns what a registered call is to the tool, waiting if it is to be waited for.
-func (r *Relay) settle(ctx context.Context, c *tool.Call, p tracker.PendingA2ATask) (tool.Result, error) {
-	if p.Wanted() {
-		r.follow(c.Turn.Tree(), p, true)
-	}
-	if p.Mode == session.ModeAsync {
-		return tool.Text(fmt.Sprintf("Task dispatched to agent '%s' (task_id %s). The result arrives later as a follow-up; do not call it again for this. Tell the user briefly and stop.", p.Peer, p.ID)), nil
-	}
-	if p.State == tracker.StateWaiting {
-		c.Park(tool.AwaitingPeer)
-		var err error
-		if p, err = r.cfg.Tracker.Wait(ctx, p.ID); err != nil {
-			return tool.Result{}, err
-		}
-	}
-	return r.result(c, p), nil
-}
-
-// result maps a blocking call that is no longer waiting to the tool's result.
+// result maps a registered call, which no longer waits if it ever did, to the tool's result.
 func (r *Relay) result(c *tool.Call, p tracker.PendingA2ATask) tool.Result {
+	if p.Mode == session.ModeAsync {
+		return tool.Text(fmt.Sprintf("Task dispatched to agent '%s' (task_id %s). The result arrives later as a follow-up; do not call it again for this. Tell the user briefly and stop.", p.Peer, p.ID))
+	}
 	noAnswer := fmt.Sprintf("peer '%s' did not respond within %ds; proceeding without it", p.Peer, granted(c, p))
 	switch p.State {
 	case tracker.StateAnswered, tracker.StateConsumed:

@@ -94,7 +94,7 @@ func (r *Relay) Recover(ctx context.Context, tree *session.Tree) error {
 		return fmt.Errorf("take up the calls of %s: %w", tree.ID, err)
 	}
 	for _, p := range calls {
-		r.follow(tree, p, true)
+		r.follow(tree, p, nil)
 	}
 	return nil
 }
@@ -140,20 +140,19 @@ func (r *Relay) Drain() {
 	r.wg.Wait()
 }
 
-// follow starts to follow a call unless it is followed already. resumed says that an earlier life may have sent it.
-func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, resumed bool) {
+// follow starts to follow a call unless it is followed already. fresh is what to send of a call that was registered just
+// now; without it an earlier life may have sent the call.
+func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.drained || r.calls[p.ID] != nil || tree.Context().Err() != nil {
 		return
 	}
+	resumed := fresh == nil
 	f := &follower{
-		r: r, tree: tree, id: p.ID, scope: p.Scope(), peer: p.Peer, replyBy: p.ReplyBy, contextID: p.ContextID,
+		r: r, tree: tree, id: p.ID, scope: p.Scope(), peer: p.Peer, replyBy: p.ReplyBy, contextID: p.ContextID, request: fresh,
 		attempt: max(p.Attempt, 1), resumed: resumed, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed(),
 		done: make(chan struct{}),
-	}
-	if !resumed {
-		f.request = p.Request
 	}
 	f.interrupt = func(error) {}
 	r.calls[p.ID] = f
@@ -182,7 +181,9 @@ func (r *Relay) changed(p tracker.PendingA2ATask) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.interrupt(errSettled)
+	if !f.settling { // else it is on its way out, and its connection is good for the next call
+		f.interrupt(errSettled)
+	}
 }
 
 // request is what the tracker keeps for us with a call.

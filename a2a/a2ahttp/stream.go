@@ -12,6 +12,7 @@ import (
 	"mime"
 	"net/http"
 	"sync"
+	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
@@ -51,7 +52,7 @@ func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.Se
 			yield(nil, err)
 			return
 		}
-		defer body.Close()
+		defer drain(body)
 		if !isStream {
 			data, err := io.ReadAll(body)
 			if err == nil {
@@ -74,6 +75,20 @@ func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.Se
 			}
 		}
 	}
+}
+
+const (
+	drainTime  = 50 * time.Millisecond
+	drainBytes = 16 << 10
+)
+
+// drain closes a body. When its end follows soon, which is so when the last event has been read, the connection serves the
+// next call.
+func drain(body io.ReadCloser) {
+	timer := time.AfterFunc(drainTime, func() { body.Close() })
+	_, _ = io.CopyN(io.Discard, body, drainBytes) // a failure ends the connection
+	timer.Stop()
+	body.Close()
 }
 
 // open sends the request. The body it returns is a stream, or one JSON answer.
@@ -198,47 +213,65 @@ func event(data []byte) (protocol.Event, error) {
 }
 
 // events yields the data of each event of a stream. The slice is good until the next one. An event that the end of the
-// stream stands for the blank line of is taken.
+// stream stands for the blank line of is taken. Most of a stream's life is spent inside readLine, so this keeps little.
 func events(body io.Reader, maxEvent int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		r := bufio.NewReaderSize(body, lineBuffer)
-		var data []byte
-		hasData := false
+		ev := &dataLines{max: maxEvent}
 		for {
 			line, err := readLine(r, maxEvent)
-			if err != nil {
-				switch {
-				case !errors.Is(err, io.EOF):
-					yield(nil, fmt.Errorf("the stream broke: %w", err))
-				case hasData:
-					yield(data, nil)
+			done := false
+			if err == nil {
+				done, err = ev.add(line)
+			} else if errors.Is(err, io.EOF) {
+				if ev.any {
+					yield(ev.data, nil)
 				}
 				return
 			}
-			if len(line) == 0 {
-				if hasData {
-					if !yield(data, nil) {
-						return
-					}
-				}
-				data, hasData = nil, false
-				continue
-			}
-			field, value, _ := bytes.Cut(line, []byte(":"))
-			if string(field) != "data" {
-				continue
-			}
-			if hasData {
-				data = append(data, '\n')
-			}
-			hasData = true
-			data = append(data, bytes.TrimPrefix(value, []byte(" "))...)
-			if int64(len(data)) > maxEvent {
-				yield(nil, a2a.ErrTooLarge)
+			if (done || err != nil) && !ev.yield(yield, err) {
 				return
 			}
 		}
 	}
+}
+
+// dataLines is an event in the making.
+type dataLines struct {
+	max  int64
+	data []byte
+	any  bool
+}
+
+// add takes a line, and reports whether it ends an event that has data.
+func (d *dataLines) add(line []byte) (done bool, err error) {
+	if len(line) == 0 {
+		return d.any, nil
+	}
+	field, value, _ := bytes.Cut(line, []byte(":"))
+	if string(field) != "data" {
+		return false, nil
+	}
+	if d.any {
+		d.data = append(d.data, '\n')
+	}
+	d.any = true
+	d.data = append(d.data, bytes.TrimPrefix(value, []byte(" "))...)
+	if int64(len(d.data)) > d.max {
+		return false, a2a.ErrTooLarge
+	}
+	return false, nil
+}
+
+// yield hands the event on and forgets it, or the error, which is the last.
+func (d *dataLines) yield(to func([]byte, error) bool, err error) bool {
+	if err != nil {
+		to(nil, fmt.Errorf("the stream broke: %w", err))
+		return false
+	}
+	data := d.data
+	d.data, d.any = nil, false
+	return to(data, nil)
 }
 
 // readLine returns the next line without its end, which is LF or CR LF. A last line may have none.
