@@ -256,7 +256,9 @@ func (b *board) applySubagent(a *agentState, e session.Event) {
 		a.state, a.reason = "waiting", decode[session.TurnSuspended](e).Reason
 	case session.EventSubagentCompleted, session.EventSubagentFailed:
 		d := decode[session.SubagentEnded](e)
-		a.state, a.summary, a.reason, a.tools = "done", d.Summary, "", nil
+		// What follows the first paragraph is for the parent: more of the report, what it cost.
+		summary, _, _ := strings.Cut(d.Summary, "\n\n")
+		a.state, a.summary, a.reason, a.tools = "done", summary, "", nil
 		if e.Type == session.EventSubagentFailed {
 			a.state, a.reason, a.summary = "failed", d.Reason, d.Error
 		}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +23,8 @@ const (
 
 // cli is one run of the program.
 type cli struct {
-	stdout, stderr io.Writer
+	stdout, stderr io.Writer // stderr may be written to from any goroutine
+	terminal       *os.File  // standard error, if it is a file
 	environ        []string
 
 	configFile string
@@ -31,7 +34,8 @@ type cli struct {
 
 // run runs the program and returns its exit code.
 func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
-	c := &cli{stdout: stdout, stderr: stderr, environ: environ}
+	c := &cli{stdout: stdout, stderr: &lockedWriter{w: stderr}, environ: environ}
+	c.terminal, _ = stderr.(*os.File)
 	root := c.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -77,7 +81,7 @@ Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't 
 	flags.String("data-dir", "", "where the database is kept")
 	flags.String("log-level", "", "debug, info, warn or error")
 	flags.String("log-format", "", "text or json")
-	root.AddCommand(c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand())
+	root.AddCommand(c.demoCommand(), c.demoPeerCommand(), c.demoRunCommand(), c.serveCommand(), c.askCommand(), c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand())
 	return root
 }
 
@@ -111,6 +115,18 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	}
 	cmd.AddCommand(commands...)
 	return cmd
+}
+
+// lockedWriter makes one write at a time: the logger, the view and the processes we start share standard error.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
 }
 
 // printJSON writes one line of JSON.

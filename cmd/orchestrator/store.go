@@ -36,6 +36,12 @@ func (c *cli) readStore(cmd *cobra.Command, look func(ctx context.Context, cfg a
 	return errors.Join(look(cmd.Context(), cfg, s), s.Close())
 }
 
+// isStoreError reports whether an error is the store's.
+func isStoreError(err error) bool {
+	var hinted hintError
+	return errors.As(storeError(err), &hinted)
+}
+
 // storeError adds to an error of a store its exit code and what to do next.
 func storeError(err error) error {
 	var locked *sqlite.LockedError

@@ -125,7 +125,7 @@ func (b *board) subagentSentence(e session.Event, waiting []string) string {
 	case session.EventSubagentResumed:
 		return "has a slot again"
 	case session.EventSubagentCompleted:
-		return "is done: " + shortText(decode[session.SubagentEnded](e).Summary, 160)
+		return "is done: " + shortText(b.find(e.AgentID).summary, 160)
 	case session.EventSubagentFailed:
 		d := decode[session.SubagentEnded](e)
 		return fmt.Sprintf("failed (%s): %s", d.Reason, shortText(d.Error, 160))

@@ -177,7 +177,7 @@ func (b *board) detail(a *agentState, now time.Time) string {
 		return text
 	case "idle":
 		if _, alive := b.running(); alive > 0 {
-			return fmt.Sprintf("until its %s come home", count(alive, "subagent"))
+			return "until " + pick(alive, "its subagent is", "its "+count(alive, "subagent")+" are") + " done"
 		}
 	}
 	return ""

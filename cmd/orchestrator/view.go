@@ -122,7 +122,8 @@ func (v *view) rootMessage(e session.Event, now time.Time) {
 	case text == "":
 		v.cutOff()
 	case v.cfg.Live:
-		v.print("\n"+v.paint(printable(text), bold)+"\n\n", now)
+		columns, _ := v.cfg.Size()
+		v.print("\n"+v.paint(strings.Join(wrap(printable(text), max(columns-1, 20)), "\n"), bold)+"\n\n", now)
 	default:
 		v.cutOff()
 		v.gap()
@@ -156,7 +157,9 @@ func (v *view) notes(lines []line, now time.Time) {
 	for _, l := range lines {
 		stamp := fmt.Sprintf("%6.1fs  ", l.at.Seconds())
 		if v.cfg.Live {
-			v.print(v.paint(stamp, faint)+l.who+": "+v.paint(l.text, faint)+"\n", now)
+			columns, _ := v.cfg.Size()
+			text := wrap(l.who+": "+l.text, max(columns-1-len(stamp), 20))
+			v.print(v.paint(stamp, faint)+strings.Join(text, "\n"+strings.Repeat(" ", len(stamp)))+"\n", now)
 			continue
 		}
 		v.note(stamp + l.who + ": " + l.text + "\n")
@@ -240,3 +243,6 @@ func (v *view) write(w io.Writer, text string) {
 		v.err = fmt.Errorf("write the output: %w", err)
 	}
 }
+
+// Failed returns the first error of a write.
+func (v *view) Failed() error { return v.err }

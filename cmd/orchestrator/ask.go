@@ -1,0 +1,174 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/internal/app"
+	"orchestrator/internal/telemetry"
+	"orchestrator/session"
+	"orchestrator/tracker"
+)
+
+type askFlags struct {
+	late    time.Duration
+	noWait  bool
+	session string
+}
+
+func (c *cli) askCommand() *cobra.Command {
+	var f askFlags
+	cmd := &cobra.Command{
+		Use:   `ask "..."`,
+		Short: "Ask the primary agent and wait for everything it sets going",
+		Long: `ask runs a primary agent on the question, with its subagents and its calls to peers, and prints what it says as it comes:
+the agent's words on standard output, what happens meanwhile on standard error (on a terminal, as a tree).
+
+It ends when everything the question set going has come home, and waits up to --late for peers that were given up on.
+What is still open then stays in the database and is followed by the next ask or serve.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return c.ask(cmd, args[0], f) },
+	}
+	cmd.Flags().DurationVar(&f.late, "late", time.Minute, "how long to wait for late answers")
+	cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "end with the first answer, and say how to look later")
+	cmd.Flags().StringVar(&f.session, "session", "", "go on with this session")
+	return cmd
+}
+
+// logger returns a logger to standard error. quiet leaves out what only an operator of a server wants to read.
+func (c *cli) logger(cfg app.Config, quiet bool) (*slog.Logger, error) {
+	level := cfg.Log.Level
+	if quiet && level == "info" {
+		level = "warn"
+	}
+	return telemetry.NewLogger(telemetry.LogConfig{Writer: c.stderr, Level: level, Format: cfg.Log.Format})
+}
+
+// startApp starts the product. The caller stops it with what is returned.
+func startApp(ctx context.Context, cfg app.Config, log *slog.Logger) (*app.App, func() error, error) {
+	a, err := app.New(ctx, cfg, log)
+	if err != nil {
+		if isStoreError(err) {
+			return nil, nil, storeError(err)
+		}
+		return nil, nil, configError{err} // all but the store is built from the configuration alone
+	}
+	stop := func() error {
+		bound, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cfg.StopTimeout, fmt.Errorf("not stopped after %s", cfg.StopTimeout))
+		defer cancel()
+		return a.Stop(bound)
+	}
+	if err := a.Start(ctx); err != nil {
+		return nil, nil, errors.Join(storeError(err), stop())
+	}
+	return a, stop, nil
+}
+
+func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
+	if f.late < 0 {
+		return usageError{fmt.Errorf("--late is %s: it must not be negative", f.late)}
+	}
+	cfg, _, err := c.config(cmd)
+	if err != nil {
+		return err
+	}
+	log, err := c.logger(cfg, true)
+	if err != nil {
+		return configError{err}
+	}
+	ctx := cmd.Context()
+	a, stop, err := startApp(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	root, after, err := openSession(ctx, a, cfg, f.session, input)
+	if err != nil {
+		return err
+	}
+	turn, err := a.Manager.Submit(ctx, session.SubmitRequest{Session: root, Input: input})
+	if err != nil {
+		return storeError(err)
+	}
+	show := shower(&jsonShower{w: c.stdout})
+	if c.output == outputText {
+		v := c.newView(false)
+		defer func() { err = errors.Join(err, v.Close()) }()
+		if err := eachEvent(ctx, a.Manager.Store(), root, 0, func(e session.Event) error {
+			if e.Seq <= after {
+				v.Replay(e)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		show = v
+	}
+	fol := &follow{app: a, show: show, root: root, turn: turn, after: after, noWait: f.noWait, late: f.late}
+	open, err := fol.run(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return withHint(errInterrupted, "what was begun goes on with the next run: orchestrator ask --session %s \"...\", or orchestrator serve", root)
+		}
+		return storeError(err)
+	}
+	c.tellOpen(show, root, open, f.noWait)
+	return turnError(ctx, a, turn)
+}
+
+// openSession returns the session to go on with, or a new one, and the seq of its last event.
+func openSession(ctx context.Context, a *app.App, cfg app.Config, id, input string) (root session.ID, head uint64, err error) {
+	if id == "" {
+		root, err = a.Manager.Open(ctx, session.OpenRequest{Agent: cfg.Primary, Title: shortText(input, 80)})
+		if err != nil {
+			return "", 0, storeError(err)
+		}
+		return root, 0, nil
+	}
+	info, err := a.Manager.Store().Tree(ctx, session.ID(id))
+	if errors.Is(err, session.ErrNotFound) {
+		return "", 0, usageError{withHint(fmt.Errorf("there is no session %s", printable(id)), "orchestrator sessions list names the sessions there are")}
+	}
+	if err != nil {
+		return "", 0, storeError(err)
+	}
+	return info.ID, info.HeadSeq, nil
+}
+
+// tellOpen names the calls whose reply is still wanted and how to look at them later.
+func (c *cli) tellOpen(show shower, root session.ID, open []tracker.PendingA2ATask, noWait bool) {
+	now := time.Now()
+	for _, p := range open {
+		show.Note(fmt.Sprintf("still open: %s's answer to %s, asked %s ago (%s); the next ask or serve follows it",
+			p.Peer, cmp.Or(shortText(p.AskerName, 40), "the primary"), formatLeft(now.Sub(p.SentAt)), p.ID), now)
+	}
+	if len(open) > 0 || noWait {
+		show.Note("look later with: orchestrator sessions show "+string(root)+", go on with: orchestrator ask --session "+string(root)+` "..."`, now)
+	}
+}
+
+// turnError returns why a turn failed, or nil.
+func turnError(ctx context.Context, a *app.App, turn session.TurnID) error {
+	rec, err := a.Manager.Store().Record(ctx, session.KindTurn, string(turn))
+	if err != nil {
+		return fmt.Errorf("turn %s: %w", turn, err)
+	}
+	var body session.TurnBody
+	if err := rec.Decode(&body); err != nil {
+		return err
+	}
+	switch {
+	case rec.State == session.StateFailed && body.Ended != nil:
+		return fmt.Errorf("the turn failed: %s", body.Ended.Error)
+	case rec.State == session.StateFailed, rec.State == session.StateCancelled:
+		return fmt.Errorf("the turn is %s", rec.State)
+	}
+	return nil
+}

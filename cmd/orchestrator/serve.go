@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"orchestrator/internal/app"
+)
+
+func (c *cli) serveCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Go on with every session's work until stopped; answers /healthz and /readyz",
+		Long: `serve takes up what earlier runs left unfinished: turns, subagents, and calls whose reply is still wanted. It answers
+/healthz and /readyz on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop it; a
+stop cancels nothing, the next run goes on.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.serve(cmd) },
+	}
+	cmd.Flags().String("listen", "", "address to listen on")
+	return cmd
+}
+
+func (c *cli) serve(cmd *cobra.Command) (err error) {
+	cfg, _, err := c.config(cmd)
+	if err != nil {
+		return err
+	}
+	log, err := c.logger(cfg, false)
+	if err != nil {
+		return configError{err}
+	}
+	ctx := cmd.Context()
+	a, stop, err := startApp(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { reloadOnHangup(ctx, a, log) })
+	err = a.Serve(ctx, func(addr net.Addr) {
+		log.InfoContext(ctx, "serving", "address", addr.String(), "database", cfg.Store.Path, "version", version)
+	})
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return withHint(fmt.Errorf("address %s is in use by another process", cfg.Listen), "set another with --listen, or stop what uses it")
+	}
+	if err == nil {
+		log.InfoContext(ctx, "stopping; what is unfinished goes on with the next start")
+	}
+	return err
+}
+
+// reloadOnHangup reads the profiles anew at every SIGHUP until ctx ends.
+func reloadOnHangup(ctx context.Context, a *app.App, log *slog.Logger) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	for {
+		select {
+		case <-hangups:
+			if err := a.Profiles.Reload(); err != nil {
+				log.ErrorContext(ctx, "reload", "err", err)
+				continue
+			}
+			log.InfoContext(ctx, "profiles are reloaded")
+		case <-ctx.Done():
+			return
+		}
+	}
+}
