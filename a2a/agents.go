@@ -24,10 +24,10 @@ const infoBudget = 5 * time.Second
 // listAgents is list_known_agents.
 type listAgents struct{ r *Relay }
 
-var _ tool.Tool = listAgents{}
+var _ tool.Tool = (*listAgents)(nil)
 
 // Spec implements [tool.Tool].
-func (listAgents) Spec() tool.Spec {
+func (*listAgents) Spec() tool.Spec {
 	return tool.Spec{
 		Name: ListKnownAgents, Source: tool.SourceA2A, Repeatable: true,
 		Schema: json.RawMessage(`{"type": "object", "properties": {"skill": {"type": "string", "description": "only agents with a skill whose id, name or tag has this text"}}, "additionalProperties": false}`),
@@ -38,7 +38,7 @@ func (listAgents) Spec() tool.Spec {
 }
 
 // Run implements [tool.Tool].
-func (t listAgents) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
+func (t *listAgents) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
 	var args struct {
 		Skill string `json:"skill"`
 	}
@@ -99,10 +99,10 @@ func oneLine(s string, budget int) string {
 // agentDetails is get_agent_details.
 type agentDetails struct{ r *Relay }
 
-var _ tool.Tool = agentDetails{}
+var _ tool.Tool = (*agentDetails)(nil)
 
 // Spec implements [tool.Tool].
-func (agentDetails) Spec() tool.Spec {
+func (*agentDetails) Spec() tool.Spec {
 	return tool.Spec{
 		Name: GetAgentDetails, Source: tool.SourceA2A, Repeatable: true,
 		Schema: json.RawMessage(`{"type": "object", "properties": {"agent_name": {"type": "string", "description": "the agent's name"}}, "required": ["agent_name"], "additionalProperties": false}`),
@@ -113,7 +113,7 @@ func (agentDetails) Spec() tool.Spec {
 }
 
 // Run implements [tool.Tool].
-func (t agentDetails) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
+func (t *agentDetails) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
 	var args struct {
 		AgentName string `json:"agent_name"`
 	}

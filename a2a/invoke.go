@@ -90,7 +90,7 @@ func (t *invoke) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
 func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) {
 	p, err := t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID))
 	if errors.Is(err, session.ErrNotFound) {
-		req, refusal, err := t.prepare(ctx, c)
+		req, q, refusal, err := t.prepare(ctx, c)
 		if err != nil || refusal != nil {
 			return refusal, err
 		}
@@ -103,12 +103,14 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 		if err != nil {
 			return nil, err
 		}
-		t.r.follow(c.Turn.Tree(), p, existed)
+		if !existed {
+			t.r.follow(c.Turn.Tree(), p, q)
+		}
 	} else if err != nil {
 		return nil, err
 	}
 	if p.Wanted() {
-		t.r.follow(c.Turn.Tree(), p, true)
+		t.r.follow(c.Turn.Tree(), p, nil)
 	}
 	if p.State == tracker.StateWaiting {
 		return nil, nil //nolint:nilnil // that is what it says

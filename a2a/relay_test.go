@@ -43,8 +43,7 @@ func TestLostResponseIsFoundByListing(t *testing.T) {
 
 func TestListingIsRetriedWhileThePeerIsAway(t *testing.T) {
 	inBubble(t, func(w *world) {
-		var p *a2atest.Peer
-		p = w.peer(a2atest.Config{Name: "p", Fault: func(r a2atest.Request) a2atest.Fault {
+		p := w.peer(a2atest.Config{Name: "p", Fault: func(r a2atest.Request) a2atest.Fault {
 			switch {
 			case r.Method == a2atest.MethodStream:
 				return a2atest.Fault{Lose: true}

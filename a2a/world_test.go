@@ -51,8 +51,8 @@ func inBubble(t *testing.T, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.begin()
+		defer func() { w.stop() }() // of the last life
 		test(w)
-		w.stop()
 	})
 }
 

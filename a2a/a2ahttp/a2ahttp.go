@@ -165,9 +165,12 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	})
-	req = req.Clone(ctx)
-	for name, value := range rt.headers {
-		req.Header.Set(name, string(value))
+	req = req.WithContext(ctx)
+	if len(rt.headers) > 0 {
+		req.Header = req.Header.Clone() // a round tripper leaves its request alone
+		for name, value := range rt.headers {
+			req.Header.Set(name, string(value))
+		}
 	}
 	resp, err := rt.base.RoundTrip(req)
 	if err != nil {

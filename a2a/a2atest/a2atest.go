@@ -105,7 +105,6 @@ type Peer struct {
 	requests []Request
 	entries  []Entry
 	firsts   map[string]*first
-	tokens   int
 	changed  chan struct{} // closed and renewed with every request and entry
 }
 
