@@ -256,6 +256,15 @@ func testGuardsCountByOwnerOrTree(t *testing.T, s *suite) {
 		_, err := s.commit(session.Batch{Tree: tree, Guards: []session.Guard{guard}})
 		isErr(t, fmt.Sprintf("owner %q with one less allowed", owner), session.ErrGuard, err)
 	}
+	// What the batch itself does to others' records doesn't count either.
+	theirs := session.Insert(session.KindItem, "2", agentA, "", "open", nil, time.Time{})
+	_, err := s.commit(session.Batch{
+		Tree: tree, Changes: []session.Change{insert("4", agentB, "open"), theirs, insert("5", agentA, "done")},
+		Guards: []session.Guard{{Kind: testKind, Owner: agentA, States: []session.State{"open"}, Max: 1}},
+	})
+	if err != nil {
+		t.Errorf("inserts of another owner, kind and state: %v", err)
+	}
 }
 
 func testEpochFencesWhateverTheTime(t *testing.T, s *suite) {

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -430,6 +431,52 @@ func TestCommitsThatShareATransactionKeepToThemselves(t *testing.T) {
 		if info, err := s.Tree(t.Context(), tree); err != nil || info.HeadSeq != head {
 			t.Errorf("Tree() = %+v, %v, want head %d", info, err, head)
 		}
+	}
+}
+
+func TestCloseLetsInWhoeverWaitsForTheQueue(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "test.db")
+	s := open(t, sqlite.Config{Path: path})
+	tree := newTree(t, s)
+	release := s.Hold()
+	var wg sync.WaitGroup
+	var started atomic.Int32
+	const n = 64 + 8 // the queue holds 64
+	errs := make([]error, n)
+	for i := range n {
+		wg.Go(func() {
+			started.Add(1)
+			_, errs[i] = s.Commit(t.Context(), session.Batch{Tree: tree, Changes: []session.Change{insert(fmt.Sprint(i))}})
+		})
+	}
+	waitQueued(s, 64)
+	for started.Load() < n {
+		runtime.Gosched()
+	}
+	wg.Go(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	})
+	for {
+		if _, err := s.Tree(t.Context(), tree); errors.Is(err, session.ErrClosed) {
+			break
+		}
+		runtime.Gosched()
+	}
+	release()
+	wg.Wait()
+	written := 0
+	for i, err := range errs {
+		if err == nil {
+			written++
+		} else if !errors.Is(err, session.ErrClosed) {
+			t.Errorf("Commit() %d = %v, want nil or %v", i, err, session.ErrClosed)
+		}
+	}
+	records, err := open(t, sqlite.Config{Path: path}).Records(t.Context(), session.RecordQuery{Tree: tree})
+	if err != nil || len(records) != written || written < 64 {
+		t.Errorf("%d records, %v, of %d commits that returned nil", len(records), err, written)
 	}
 }
 
