@@ -6,10 +6,11 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
+	"net/http/httptrace"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -173,28 +174,50 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 }
 
 func TestConnectionsAreUsedAgain(t *testing.T) {
-	var conns atomic.Int64
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for part := range strings.SplitAfterSeq(fine, "\n\n") {
-			if _, err := io.WriteString(w, part); err != nil {
-				t.Error(err)
-			}
-			w.(http.Flusher).Flush()
-		}
-	}))
-	server.Config.ConnState = connCounter(&conns)
-	server.Start()
-	defer server.Close()
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	m := open(t, openai.Config{BaseURL: server.URL + "/v1", HTTPClient: &http.Client{Transport: transport}})
-	for range 5 {
-		if _, err := llmtest.Collect(m.Stream(t.Context(), llmtest.Request())); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := conns.Load(); n != 1 {
-		t.Errorf("5 calls took %d connections, want 1", n)
+	for _, tt := range []struct {
+		name   string
+		end    time.Duration // from [DONE] to the end of the body
+		reused int
+		took   time.Duration
+	}{
+		{"the body ends soon", 10 * time.Millisecond, 2, 10 * time.Millisecond},
+		{"the body takes its time", time.Hour, 0, 50 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := llmtest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Content-Type", "text/event-stream")
+					if _, err := io.WriteString(w, fine); err != nil {
+						t.Error(err)
+					}
+					if err := http.NewResponseController(w).Flush(); err != nil {
+						t.Error(err)
+					}
+					select {
+					case <-time.After(tt.end):
+					case <-r.Context().Done():
+					}
+				}))
+				m := open(t, openai.Config{BaseURL: llmtest.BaseURL, HTTPClient: client})
+				reused := 0
+				ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+					if i.Reused {
+						reused++
+					}
+				}})
+				for range 3 {
+					start := time.Now()
+					if _, err := llmtest.Collect(m.Stream(ctx, llmtest.Request())); err != nil {
+						t.Fatal(err)
+					}
+					if took := time.Since(start); took != tt.took {
+						t.Errorf("the call took %v, want %v", took, tt.took)
+					}
+				}
+				if reused != tt.reused {
+					t.Errorf("%d of 3 calls used an old connection, want %d", reused, tt.reused)
+				}
+			})
+		})
 	}
 }

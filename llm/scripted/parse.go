@@ -20,7 +20,7 @@ import (
 )
 
 // MaxScript bounds a script's size in bytes.
-const MaxScript = 4 << 20
+const MaxScript = 1 << 20
 
 type scriptYAML struct {
 	Agents []agentYAML `yaml:"agents"`
