@@ -218,6 +218,9 @@ func (f *follower) failed(ctx context.Context, s *sending, err error) (settled b
 			wait = 0
 		}
 	case refused:
+		if !earlier && (errors.Is(err, protocol.ErrInternalError) || errors.Is(err, protocol.ErrServerError)) {
+			return true, f.fail(fmt.Sprintf("peer '%s' failed: %v. It may help to try again later.", f.peer, err), true)
+		}
 		if !earlier {
 			return true, f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", f.peer, err), false)
 		}
@@ -268,35 +271,61 @@ func (f *follower) load(ctx context.Context) (*protocol.Message, error) {
 
 // send sends the message and follows the answer for as long as it streams. When it isn't settled then, err says why.
 func (f *follower) send(ctx context.Context) (settled bool, err error) {
-	client, req, a, err := f.prepare(ctx)
+	e, err := f.prepare(ctx)
 	if err != nil {
 		return false, err
 	}
-	ctx = withLineage(ctx)
-	if req.Config != nil {
-		return f.sendOnce(ctx, client, req, a)
+	if e.req.Config != nil {
+		return e.once()
 	}
-	for ev, err := range client.SendStreamingMessage(ctx, req) {
-		if err != nil {
-			return false, f.notSentAfterAll(err)
-		}
-		req.Message = nil // the peer has it, and a wait may be long
-		if settled, err := f.event(ctx, client, a, ev); settled || err != nil {
+	for ev, err := range e.client.SendStreamingMessage(e.ctx, e.req) {
+		if settled, err := e.take(ev, err); settled || err != nil {
 			return settled, err
 		}
 	}
 	return false, errEnded
 }
 
+// exchange is one sending of a message and what comes back.
+type exchange struct {
+	f      *follower
+	ctx    context.Context //nolint:containedctx // of the one request
+	client Client
+	req    *protocol.SendMessageRequest
+	a      *assembly
+}
+
+// take takes what a stream yields.
+func (e *exchange) take(ev protocol.Event, err error) (settled bool, _ error) {
+	if err != nil {
+		return false, e.f.notSentAfterAll(err)
+	}
+	e.req.Message = nil // the peer has it, and a wait may be long
+	return e.f.event(e.ctx, e.client, e.a, ev)
+}
+
+// once sends to a peer that can't stream.
+func (e *exchange) once() (settled bool, err error) {
+	res, err := e.client.SendMessage(e.ctx, e.req)
+	if err != nil {
+		return false, e.f.notSentAfterAll(err)
+	}
+	settled, err = e.f.event(e.ctx, e.client, e.a, res)
+	if err == nil && !settled && e.a.taskID == "" {
+		err = errEnded
+	}
+	return settled, err
+}
+
 // prepare connects and returns what to send; with a Config to a peer that can't stream.
-func (f *follower) prepare(ctx context.Context) (Client, *protocol.SendMessageRequest, *assembly, error) {
+func (f *follower) prepare(ctx context.Context) (*exchange, error) {
 	client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	m, err := f.load(ctx)
 	if err != nil {
-		return nil, nil, nil, &NotSentError{Err: err}
+		return nil, &NotSentError{Err: err}
 	}
 	req := &protocol.SendMessageRequest{Message: m}
 	if !streaming {
@@ -305,22 +334,10 @@ func (f *follower) prepare(ctx context.Context) (Client, *protocol.SendMessageRe
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cancelled {
-		return nil, nil, nil, errCancelled
+		return nil, errCancelled
 	}
 	f.sent = true
-	return client, req, f.assembly(m.TaskID == ""), nil
-}
-
-func (f *follower) sendOnce(ctx context.Context, client Client, req *protocol.SendMessageRequest, a *assembly) (settled bool, err error) {
-	res, err := client.SendMessage(ctx, req)
-	if err != nil {
-		return false, f.notSentAfterAll(err)
-	}
-	settled, err = f.event(ctx, client, a, res)
-	if err == nil && !settled && a.taskID == "" {
-		err = errEnded
-	}
-	return settled, err
+	return &exchange{f: f, ctx: withLineage(ctx), client: client, req: req, a: f.assembly(m.TaskID == "")}, nil
 }
 
 // notSentAfterAll takes back that something may have been sent, when it certainly wasn't.

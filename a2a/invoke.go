@@ -115,8 +115,7 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 	if p.State == tracker.StateWaiting {
 		return nil, nil //nolint:nilnil // that is what it says
 	}
-	res := t.r.result(c, p)
-	return &res, nil
+	return t.r.result(c, &p), nil
 }
 
 // await waits for the call and returns what became of it.
@@ -126,8 +125,7 @@ func (r *Relay) await(ctx context.Context, c *tool.Call) (*tool.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	res := r.result(c, p)
-	return &res, nil
+	return r.result(c, &p), nil
 }
 
 // prepare returns what to register and what to send, or the result that refuses the call. Nothing has been sent by then.
@@ -348,41 +346,46 @@ func shortQuestion(s string) string { return session.Shorten(s, questionBudget, 
 const questionBudget = 600
 
 // result maps a registered call, which no longer waits if it ever did, to the tool's result.
-func (r *Relay) result(c *tool.Call, p tracker.PendingA2ATask) tool.Result {
+func (r *Relay) result(c *tool.Call, p *tracker.PendingA2ATask) *tool.Result {
 	if p.Mode == session.ModeAsync {
-		return tool.Text(fmt.Sprintf("Task dispatched to agent '%s' (task_id %s). The result arrives later as a follow-up; do not call it again for this. Tell the user briefly and stop.", p.Peer, p.ID))
+		return text(fmt.Sprintf("Task dispatched to agent '%s' (task_id %s). The result arrives later as a follow-up; do not call it again for this. Tell the user briefly and stop.", p.Peer, p.ID))
 	}
 	noAnswer := fmt.Sprintf("peer '%s' did not respond within %ds; proceeding without it", p.Peer, granted(c, p))
 	switch p.State {
 	case tracker.StateAnswered, tracker.StateConsumed:
 	case tracker.StateCancelled:
 		if p.Why != "" {
-			return tool.Text(noAnswer) // the peer was cancelled because it was too late
+			return text(noAnswer) // the peer was cancelled because it was too late
 		}
-		return tool.Text(fmt.Sprintf("the call to peer '%s' was cancelled", p.Peer))
+		return text(fmt.Sprintf("the call to peer '%s' was cancelled", p.Peer))
 	default:
 		if p.Why == tracker.WhyAuthRequired && p.Auth != nil {
-			return tool.Text(fmt.Sprintf("peer '%s' wants the user to authenticate before it answers, which only the user can do; proceeding without it\n\n%s",
+			return text(fmt.Sprintf("peer '%s' wants the user to authenticate before it answers, which only the user can do; proceeding without it\n\n%s",
 				p.Peer, session.AsData(p.Peer, p.Auth.Content())))
 		}
-		return tool.Text(noAnswer)
+		return text(noAnswer)
 	}
 	res := r.answer(p)
 	if p.State == tracker.StateAnswered {
-		res.Batch = session.Batch{Changes: []session.Change{r.cfg.Tracker.Consume(p)}}
+		res.Batch = session.Batch{Changes: []session.Change{r.cfg.Tracker.Consume(*p)}}
 		res.Conflict = func(ctx context.Context, _ error) (tool.Result, error) {
 			now, err := r.cfg.Tracker.Get(ctx, p.ID)
 			if err != nil {
 				return tool.Result{}, err
 			}
-			return r.result(c, now), nil
+			return *r.result(c, &now), nil
 		}
 	}
-	return res
+	return &res
+}
+
+func text(s string) *tool.Result {
+	res := tool.Text(s)
+	return &res
 }
 
 // granted is the budget of a blocking wait, in whole seconds.
-func granted(c *tool.Call, p tracker.PendingA2ATask) int {
+func granted(c *tool.Call, p *tracker.PendingA2ATask) int {
 	from := p.SentAt
 	if !c.Accepted.IsZero() && c.Accepted.Before(p.Deadline) {
 		from = c.Accepted
@@ -391,7 +394,7 @@ func granted(c *tool.Call, p tracker.PendingA2ATask) int {
 }
 
 // answer maps a reply to a result.
-func (r *Relay) answer(p tracker.PendingA2ATask) tool.Result {
+func (r *Relay) answer(p *tracker.PendingA2ATask) tool.Result {
 	reply := p.Reply
 	text := reply.Content()
 	body := ""
