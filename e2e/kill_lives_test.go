@@ -380,17 +380,17 @@ func (d *deployment) lastLife(most time.Duration) evidence {
 // report fails the test for all that the judge found.
 func (d *deployment) report(v *verdict, e evidence) {
 	d.t.Helper()
-	for i, fault := range v.faults {
-		if i == 20 {
-			d.t.Errorf("and %d more faults", len(v.faults)-i)
-			break
-		}
+	const most = 20
+	for _, fault := range v.faults[:min(most, len(v.faults))] {
 		d.t.Error(fault)
 	}
 	for what, calls := range map[string][]session.CallID{"lost": v.lost, "double": v.double} {
-		for _, id := range calls {
+		for _, id := range calls[:min(most, len(calls))] {
 			d.t.Errorf("%s: call %s\n%s", what, id, e.about(id))
 		}
+	}
+	if n := len(v.faults) + len(v.lost) + len(v.double); n > most {
+		d.t.Errorf("%d things are wrong", n)
 	}
 }
 
