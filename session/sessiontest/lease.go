@@ -67,7 +67,7 @@ func testClaimSaysWhetherTheLastOwnerCrashed(t *testing.T, s *suite) {
 	if !s.tree(tree).Crashed {
 		t.Error("Tree().Crashed = false after the lease ran out")
 	}
-	lease = check("after a lease ran out", s.claim(tree, "p3", time.Hour), true)
+	check("after a lease ran out", s.claim(tree, "p3", time.Hour), true)
 	if s.tree(tree).Crashed {
 		t.Error("Tree().Crashed = true while a lease runs")
 	}
