@@ -17,7 +17,7 @@ type board struct {
 	agents []*agentState // the root first, then in the order of their spawn
 	calls  []*callState  // in the order of their dispatch
 	began  time.Time
-	seq    uint64
+	said   map[string]bool // ids of the messages that are complete
 }
 
 // agentState is one agent of the tree.
@@ -56,7 +56,12 @@ type callState struct {
 	text     string // of the reply, short
 }
 
-func newBoard() *board { return &board{} }
+func newBoard() *board { return &board{said: make(map[string]bool)} }
+
+// stale reports whether an event is a piece of a message that is complete: such pieces may come late, and out of order.
+func (b *board) stale(e session.Event) bool {
+	return (e.Type == session.EventMessageDelta || e.Type == session.EventReasoningDelta) && b.said[decode[session.Delta](e).MessageID]
+}
 
 // agent returns the agent of an id, making it when it is new.
 func (b *board) agent(id, parent session.ID) *agentState {
@@ -164,13 +169,12 @@ func (b *board) apply(e session.Event) {
 		b.root, b.began = e.SessionID, e.Time
 		b.agent(b.root, "")
 	}
-	b.seq = max(b.seq, e.Seq)
 	a := b.agent(e.AgentID, e.ParentAgentID)
 	switch strings.Split(string(e.Type), ".")[0] {
 	case "session", "turn":
 		b.applyTurn(a, e)
-	case "message", "reasoning":
-		applyMessage(a, e)
+	case "message":
+		b.applyMessage(a, e)
 	case "tool":
 		applyTool(a, e)
 	case "subagent":
@@ -221,9 +225,12 @@ func (b *board) applyTurn(a *agentState, e session.Event) {
 	}
 }
 
-func applyMessage(a *agentState, e session.Event) {
+func (b *board) applyMessage(a *agentState, e session.Event) {
 	switch e.Type {
 	case session.EventMessageDelta:
+		if b.stale(e) {
+			return
+		}
 		d := decode[session.Delta](e)
 		if d.MessageID != a.messageID {
 			a.messageID, a.speaking = d.MessageID, ""
@@ -231,6 +238,7 @@ func applyMessage(a *agentState, e session.Event) {
 		a.speaking += d.Text
 	case session.EventMessageCompleted:
 		a.messageID, a.speaking = "", ""
+		b.said[decode[session.Message](e).MessageID] = true
 	}
 }
 

@@ -27,7 +27,7 @@ import (
 const (
 	demoInput = "Should our town's ferry be electric by next spring? Find out and plan it."
 	// demoGrace is how long after its caller's deadline the archivist answers: time for the others to be done before.
-	demoGrace = 2500 * time.Millisecond
+	demoGrace = 3 * time.Second
 	// demoLate bounds the wait for it.
 	demoLate = 20 * time.Second
 )

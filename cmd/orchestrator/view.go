@@ -56,6 +56,9 @@ func (v *view) Replay(e session.Event) { v.board.apply(e) }
 
 // Event takes an event into account and shows it.
 func (v *view) Event(e session.Event, now time.Time) {
+	if v.board.stale(e) {
+		return
+	}
 	lines := v.board.tell(e)
 	if e.Root && (e.Type == session.EventMessageCompleted || e.Type == session.EventMessageDelta) {
 		v.rootMessage(e, now)

@@ -219,6 +219,7 @@ func TestTextIsWrittenAsItComesAndVoidTextIsMarked(t *testing.T) {
 	send(session.EventMessageDelta, session.Delta{MessageID: "m_2", Text: "day\x1b[2J\x07"})
 	// A delta may be missed: the message as it is stored is the truth.
 	send(session.EventMessageCompleted, session.Message{MessageID: "m_2", Role: session.RoleAssistant, Text: "Good day\x1b[2J\x07, Ada.\n"})
+	send(session.EventMessageDelta, session.Delta{MessageID: "m_2", Text: "day"}) // late: the message is complete
 	send(session.EventMessageDelta, session.Delta{MessageID: "m_3", Text: "And"})
 	if err := v.Close(); err != nil {
 		t.Fatal(err)
