@@ -177,7 +177,7 @@ func testInsertTakesAllUpdateKeepsTheRest(t *testing.T, s *suite) {
 	want.Due, want.Rev = due.Add(time.Hour).UTC().Round(0), 4
 	rec = step("due alone", rec.Update("", nil).At(due.Add(time.Hour)), want)
 	want.Due, want.Rev = time.Time{}, 5
-	rec = step("no due", rec.Update("", nil).At(time.Time{}), want)
+	step("no due", rec.Update("", nil).At(time.Time{}), want)
 	want.Rev = 6
 	step("owner and origin stay", session.Change{
 		Kind: testKind, Key: "k", Owner: agentB, Origin: "t_2", From: []session.State{"done"}, To: "done",
