@@ -55,7 +55,9 @@ var stores = []struct {
 type script func(ctx context.Context, turn *session.Turn) (session.Outcome, error)
 
 // RunTurn implements [session.TurnRunner].
-func (s script) RunTurn(ctx context.Context, turn *session.Turn) (session.Outcome, error) { return s(ctx, turn) }
+func (s script) RunTurn(ctx context.Context, turn *session.Turn) (session.Outcome, error) {
+	return s(ctx, turn)
+}
 
 // tree is one user's turn whose children are run by the real pool and whose calls are held by the real tracker, over a
 // gate. What a model would do is done by scripts.
