@@ -26,27 +26,36 @@ func (r *run) runCalls(ctx context.Context, calls []call) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	park := newParking(r.t.Parker, calls, cancel)
-	var g errgroup.Group
-	g.SetLimit(r.limits.ParallelTools)
-	for _, c := range calls {
-		g.Go(func() error {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			err := r.runCall(ctx, park, c)
-			if err != nil {
-				cancel(err)
-			}
-			return err
-		})
-	}
-	err := g.Wait()
+	err := r.runAll(calls, func(c call) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err := r.runCall(ctx, park, c)
+		if err != nil {
+			cancel(err)
+		}
+		return err
+	})
 	r.parked = park.isParked()
 	if cause := context.Cause(ctx); cause != nil {
 		// The first thing that went wrong, which made the others fail.
 		return cause
 	}
 	return err
+}
+
+// runAll runs calls side by side, and a single one in the turn's own goroutine: it may wait for long, and a goroutine more
+// would cost as much memory as all the rest of it.
+func (r *run) runAll(calls []call, run func(call) error) error {
+	if len(calls) == 1 {
+		return run(calls[0])
+	}
+	var g errgroup.Group
+	g.SetLimit(r.limits.ParallelTools)
+	for _, c := range calls {
+		g.Go(func() error { return run(c) })
+	}
+	return g.Wait()
 }
 
 // runCall runs one call and commits its result.

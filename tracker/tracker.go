@@ -69,14 +69,7 @@ func (t *Tracker) Register(ctx context.Context, turn *session.Turn, r Request) (
 		return task, false, fmt.Errorf("register a call: tool call %q, peer %q, mode %q and deadline %v are all required", r.ToolCall, r.Peer, r.Mode, r.Deadline)
 	}
 	id := session.CallIDFor(r.ToolCall)
-	p, err := t.Get(ctx, id)
-	switch {
-	case err == nil:
-		return p, true, nil
-	case !errors.Is(err, session.ErrNotFound):
-		return task, false, err
-	}
-	p = PendingA2ATask{
+	p := PendingA2ATask{
 		ID: id, RootID: turn.Root, SessionID: turn.Agent, ParentID: turn.Parent, TurnID: turn.Turn, OriginTurn: turn.OriginTurn,
 		ToolCallID: r.ToolCall, Peer: r.Peer, Transport: r.Transport, Mode: r.Mode, State: StateOpen,
 		SentAt: time.Now().UTC(), Deadline: r.Deadline.UTC(), ReplyBy: r.ReplyBy.UTC(), ContextID: r.ContextID, Attempt: 1,
