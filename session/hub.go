@@ -5,21 +5,27 @@ import "sync"
 // hub tells subscribers in this process of ephemeral events. A subscriber whose buffer is full misses them.
 type hub struct {
 	mu   sync.Mutex
-	subs map[ID]map[chan Event]struct{}
+	subs map[ID]map[chan told]struct{}
+}
+
+// told is an ephemeral event and its place: behind the durable event of a seq.
+type told struct {
+	Event
+	after uint64
 }
 
 // ephemeralBuffer is how many ephemeral events a subscriber may lag behind before it misses some.
 const ephemeralBuffer = 256
 
-func (h *hub) subscribe(root ID) (<-chan Event, func()) {
-	ch := make(chan Event, ephemeralBuffer)
+func (h *hub) subscribe(root ID) (<-chan told, func()) {
+	ch := make(chan told, ephemeralBuffer)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.subs == nil {
-		h.subs = make(map[ID]map[chan Event]struct{})
+		h.subs = make(map[ID]map[chan told]struct{})
 	}
 	if h.subs[root] == nil {
-		h.subs[root] = make(map[chan Event]struct{})
+		h.subs[root] = make(map[chan told]struct{})
 	}
 	h.subs[root][ch] = struct{}{}
 	return ch, func() {
@@ -32,7 +38,7 @@ func (h *hub) subscribe(root ID) (<-chan Event, func()) {
 	}
 }
 
-func (h *hub) publish(e Event) {
+func (h *hub) publish(e told) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for ch := range h.subs[e.SessionID] {

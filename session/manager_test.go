@@ -478,6 +478,70 @@ func TestASubscriberHasEveryEventOnceHoweverSlow(t *testing.T) {
 	})
 }
 
+// TestWhatIsToldInPassingStandsWhereItWasTold: a reader that lags behind gets the pieces of a message before the message
+// and after the one before it.
+func TestWhatIsToldInPassingStandsWhereItWasTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const messages = 5
+		var want []string
+		r := &runner{run: func(ctx context.Context, turn *session.Turn) (session.Outcome, error) {
+			for i := range messages {
+				text := fmt.Sprint("message ", i)
+				for _, piece := range []string{"a", "b"} {
+					turn.Tree().Publish(turn.Event(session.EventMessageDelta, session.Delta{MessageID: text, Text: piece}))
+				}
+				if _, err := turn.Commit(ctx, session.Batch{Events: []session.Event{
+					turn.Event(session.EventMessageCompleted, session.Message{MessageID: text, Role: session.RoleAssistant}),
+				}}); err != nil {
+					return session.Outcome{}, err
+				}
+				want = append(want, text+" a", text+" b", text)
+			}
+			return completed("done"), nil
+		}}
+		m, stop := start(t, session.NewMemory(), hooks(r))
+		defer stop()
+		id := open(t, m)
+		for _, lag := range []int{0, 1, 3, 4, 6, 7} { // where the reader stops until all is said
+			want = nil
+			info, err := m.Store().Tree(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var got []string
+			seen := -1
+			var reading sync.WaitGroup
+			reading.Go(func() {
+				for e, err := range m.Subscribe(ctx, session.SubscribeRequest{Session: id, After: info.HeadSeq, Ephemeral: true}) {
+					if err != nil {
+						return
+					}
+					var d session.Delta
+					var msg session.Message
+					switch {
+					case e.Type == session.EventMessageDelta && e.Decode(&d) == nil:
+						got = append(got, d.MessageID+" "+d.Text)
+					case e.Type == session.EventMessageCompleted && e.Decode(&msg) == nil && msg.Role == session.RoleAssistant:
+						got = append(got, msg.MessageID)
+					}
+					if seen++; seen == lag {
+						time.Sleep(time.Second)
+					}
+				}
+			})
+			synctest.Wait()
+			submit(t, m, id, "talk")
+			time.Sleep(2 * time.Second)
+			cancel()
+			reading.Wait()
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("with a reader that stops at event %d (-want +got):\n%s", lag, diff)
+			}
+		}
+	})
+}
+
 func TestAnIdleTreeIsGivenBackAndTakenUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := session.NewMemory()

@@ -15,7 +15,8 @@ type SubscribeRequest struct {
 }
 
 // Subscribe returns a tree's events: every durable one exactly once, in order, from the log, and then as they are
-// committed. It ends with an error: the context's, [ErrNotFound], or the store's. A slow reader slows nobody but itself.
+// committed. Ephemeral ones stand where they were told: after the durable events there were then, before those that came
+// later. It ends with an error: the context's, [ErrNotFound], or the store's. A slow reader slows nobody but itself.
 func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		if _, err := m.cfg.Store.Tree(ctx, r.Session); err != nil {
@@ -24,28 +25,22 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 		}
 		wake, stop := m.cfg.Store.Watch(r.Session)
 		defer stop()
-		var ephemeral <-chan Event
+		p := passing{yield: yield}
 		if r.Ephemeral {
-			ch, leave := m.hub.subscribe(r.Session)
+			told, leave := m.hub.subscribe(r.Session)
 			defer leave()
-			ephemeral = ch
+			p.told = told
 		}
 		const page = 256
 		after := r.After
 		for {
-			// What is told in passing belongs before the durable event that completes it.
-			for n := len(ephemeral); n > 0; n-- {
-				if !yield(<-ephemeral, nil) {
-					return
-				}
-			}
 			events, err := m.cfg.Store.Events(ctx, EventQuery{Tree: r.Session, After: after, Limit: page})
 			if err != nil {
 				yield(Event{}, fmt.Errorf("session %s: read events: %w", r.Session, err))
 				return
 			}
 			for _, e := range events {
-				if !yield(e, nil) {
+				if !p.before(e.Seq) || !yield(e, nil) {
 					return
 				}
 				after = e.Seq
@@ -53,12 +48,19 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			if len(events) == page {
 				continue
 			}
+			if !p.before(after + 1) {
+				return
+			}
+			if p.held != nil {
+				continue // it was told after a commit that can be read by now
+			}
 			reread := time.NewTimer(time.Second) // Watch is a hint
 			select {
 			case <-wake:
 			case <-reread.C:
-			case e := <-ephemeral:
-				if !yield(e, nil) {
+			case e := <-p.told:
+				p.held = &e
+				if !p.before(after + 1) {
 					reread.Stop()
 					return
 				}
@@ -68,6 +70,35 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 				return
 			}
 			reread.Stop()
+		}
+	}
+}
+
+// passing gives a reader what is told in passing at its place among the durable events.
+type passing struct {
+	told  <-chan told // nil: nothing of it is wanted
+	held  *told       // taken from the channel; its turn has not come
+	yield func(Event, error) bool
+}
+
+// before yields what was told before the durable event of a seq, and reports whether the reader wants more.
+func (p *passing) before(seq uint64) bool {
+	for {
+		if p.held == nil {
+			select {
+			case e := <-p.told:
+				p.held = &e
+			default:
+				return true
+			}
+		}
+		if p.held.after >= seq {
+			return true
+		}
+		e := p.held.Event
+		p.held = nil
+		if !p.yield(e, nil) {
+			return false
 		}
 	}
 }

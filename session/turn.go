@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -154,9 +155,10 @@ func (t *Turn) Subagent() bool { return t.Agent != t.Root }
 
 // Commit makes an owner write that holds only while the turn is started; else the error is [ErrTurnEnded].
 func (t *Turn) Commit(ctx context.Context, b Batch) (Committed, error) {
-	b.Checks = append(b.Checks, Check{Kind: KindTurn, Key: string(t.Turn), States: StartedStates})
+	b.Checks = append(slices.Clip(b.Checks), Check{Kind: KindTurn, Key: string(t.Turn), States: StartedStates})
 	done, err := t.tree.Commit(ctx, b)
-	if conflict, ok := errors.AsType[*ConflictError](err); ok && conflict.Kind == KindTurn && conflict.Key == string(t.Turn) {
+	if conflict, ok := errors.AsType[*ConflictError](err); ok && conflict.Kind == KindTurn && conflict.Key == string(t.Turn) &&
+		(conflict.Row == nil || !slices.Contains(StartedStates, conflict.Row.State)) {
 		return done, fmt.Errorf("turn %s: %w", t.Turn, ErrTurnEnded)
 	}
 	return done, err
@@ -169,12 +171,17 @@ type Tree struct {
 
 	lease   Lease
 	ctx     context.Context //nolint:containedctx // the owner's own lifetime
-	publish func(Event)
+	publish func(told)
+	head    atomic.Uint64 // the highest seq committed through the handle
 }
 
 // NewTree returns the handle of a tree whose lease is held. ctx ends when the ownership does; publish may be nil.
 func NewTree(ctx context.Context, store Store, l Lease, publish func(Event)) *Tree {
-	return &Tree{ID: l.Tree, Store: store, lease: l, ctx: ctx, publish: publish}
+	t := &Tree{ID: l.Tree, Store: store, lease: l, ctx: ctx}
+	if publish != nil {
+		t.publish = func(e told) { publish(e.Event) }
+	}
+	return t
 }
 
 // Context ends when the tree is no longer owned; its cause says why.
@@ -186,12 +193,18 @@ func (t *Tree) Crashed() bool { return t.lease.Crashed }
 // Commit makes an owner write: it carries the lease's epoch.
 func (t *Tree) Commit(ctx context.Context, b Batch) (Committed, error) {
 	b.Tree, b.Epoch = t.ID, t.lease.Epoch
-	return t.Store.Commit(ctx, b)
+	done, err := t.Store.Commit(ctx, b)
+	if n := len(done.Events); n > 0 && err == nil {
+		for last, seen := done.Events[n-1].Seq, t.head.Load(); seen < last && !t.head.CompareAndSwap(seen, last); {
+			seen = t.head.Load()
+		}
+	}
+	return done, err
 }
 
 // Publish tells subscribers of an ephemeral event. It never blocks; a slow subscriber misses it.
 func (t *Tree) Publish(e Event) {
 	if t.publish != nil {
-		t.publish(e)
+		t.publish(told{Event: e, after: t.head.Load()})
 	}
 }
