@@ -151,6 +151,7 @@ func FuzzParsePeers(f *testing.F) {
 	f.Add("peers: [{name: a, endpoints: [{url: http://a}]}]\n---\n")
 	f.Add("{peers: *x}")
 	f.Fuzz(func(t *testing.T, text string) {
+		defer time.AfterFunc(10*time.Second, func() { panic(fmt.Sprintf("parsing %q doesn't end", text)) }).Stop()
 		peers, err := a2a.ParsePeers("peers.yaml", []byte(text), env)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "peers.yaml") {
