@@ -14,6 +14,6 @@ for file in $targets; do
 	dir=$(dirname "$file")
 	for name in $(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/p' "$file"); do
 		echo "== $dir $name ($fuzztime)"
-		go test "$dir" -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime"
+		go test "$dir" -run '^$' -fuzz "^$name\$" -fuzztime "$fuzztime" -fuzzminimizetime 100x
 	done
 done
