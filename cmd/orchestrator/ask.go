@@ -111,7 +111,10 @@ func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
 		}
 		show = v
 	}
-	fol := &follow{app: a, show: show, root: root, turn: turn, after: after, noWait: f.noWait, late: f.late}
+	fol := &follow{app: a, show: show, root: root, turn: turn, origin: turn, after: after, noWait: f.noWait, late: f.late}
+	if f.session != "" {
+		fol.origin = "" // what earlier turns left comes home too
+	}
 	open, err := fol.run(ctx)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -217,7 +217,7 @@ func (c *cli) playDemo(ctx context.Context, config, id string, after uint64, sho
 		if fol.turn, err = a.Manager.Submit(ctx, session.SubmitRequest{Session: fol.root, Input: demoInput}); err != nil {
 			return storeError(err)
 		}
-	} // else the turn stays empty: all of the session is waited for
+	}
 	open, err := fol.run(ctx)
 	if err != nil {
 		return storeError(err)

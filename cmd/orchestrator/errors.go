@@ -71,11 +71,11 @@ func exitCode(ctx context.Context, err error) int {
 
 // report writes an error for people: each fault on a line of its own, then a line that says what to do next.
 func report(w io.Writer, err error, code int) {
+	text := strings.TrimSpace(err.Error())
 	if code == exitInterrupted {
-		fmt.Fprintln(w, "orchestrator: interrupted")
-		return
+		text = errInterrupted.Error() // what it stopped in the middle of is of no use
 	}
-	for line := range strings.SplitSeq(strings.TrimSpace(err.Error()), "\n") {
+	for line := range strings.SplitSeq(text, "\n") {
 		fmt.Fprintf(w, "orchestrator: %s\n", printable(line))
 	}
 	if hint := hintOf(err); hint != "" {

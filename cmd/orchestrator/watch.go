@@ -73,9 +73,10 @@ type follow struct {
 	show   shower
 	root   session.ID
 	turn   session.TurnID
-	after  uint64        // events up to here are not shown
-	noWait bool          // wait for the turn only, not for what it leaves running
-	late   time.Duration // how long to wait for calls that nobody waits for any more
+	origin session.TurnID // whose work is waited for; empty: that of all the session's turns
+	after  uint64         // events up to here are not shown
+	noWait bool           // wait for the turn only, not for what it leaves running
+	late   time.Duration  // how long to wait for calls that nobody waits for any more
 
 	news chan string // what the waiting has to tell
 }
@@ -154,7 +155,7 @@ func (f *follow) wait(ctx context.Context) ([]tracker.PendingA2ATask, error) {
 		}
 		return f.wanted(ctx, wantedCalls)
 	}
-	if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.turn); err != nil {
+	if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.origin); err != nil {
 		return nil, err
 	}
 	open, err := f.wanted(ctx, tracker.FollowStates)
@@ -185,7 +186,7 @@ func (f *follow) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, e
 	bound, cancel := context.WithTimeout(ctx, f.late)
 	defer cancel()
 	err = f.until(bound, func() (bool, error) {
-		quiet, err := f.app.Manager.Quiescent(bound, f.root, f.turn)
+		quiet, err := f.app.Manager.Quiescent(bound, f.root, f.origin)
 		if err != nil || !quiet {
 			return false, err
 		}
@@ -194,10 +195,10 @@ func (f *follow) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, e
 		if err != nil || len(open) > 0 {
 			return false, err
 		}
-		return f.app.Manager.Quiescent(bound, f.root, f.turn)
+		return f.app.Manager.Quiescent(bound, f.root, f.origin)
 	})
 	if err != nil && bound.Err() != nil && ctx.Err() == nil {
-		if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.turn); err != nil { // what came in the last moment is worked in
+		if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.origin); err != nil { // what came in the last moment is worked in
 			return nil, err
 		}
 		return f.wanted(ctx, tracker.FollowStates)
@@ -228,5 +229,5 @@ func (f *follow) until(ctx context.Context, done func() (bool, error)) error {
 
 // wanted returns the turn's calls in the states.
 func (f *follow) wanted(ctx context.Context, states []session.State) ([]tracker.PendingA2ATask, error) {
-	return f.app.Calls.List(ctx, session.RecordQuery{Tree: f.root, Origin: f.turn, States: states})
+	return f.app.Calls.List(ctx, session.RecordQuery{Tree: f.root, Origin: f.origin, States: states})
 }
