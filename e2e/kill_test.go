@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,6 +148,10 @@ func TestKillLosesNoReplyAndUsesNoneTwice(t *testing.T) {
 	v := judge(e)
 	d.report(v, e)
 	for how, n := range failedTurns(e) {
+		if !strings.HasPrefix(how, "crashed: ") {
+			t.Errorf("%d turns ended as %s", n, how)
+			continue
+		}
 		t.Logf("%d turns ended as %s", n, how)
 	}
 	again, twice := resent(e)
