@@ -162,11 +162,7 @@ func (c *cli) showSession(ctx context.Context, s session.Store, id session.ID) e
 	}
 	v.note("")
 	for _, spans := range v.board.tree(now, 110, 200) {
-		text := ""
-		for _, s := range spans {
-			text += s.text
-		}
-		v.note(text + "\n")
+		v.note(lineText(spans) + "\n")
 	}
 	return v.Close()
 }

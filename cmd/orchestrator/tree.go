@@ -27,6 +27,15 @@ type span struct {
 	style style
 }
 
+// lineText is a line without colour.
+func lineText(spans []span) string {
+	var b strings.Builder
+	for _, s := range spans {
+		b.WriteString(s.text)
+	}
+	return b.String()
+}
+
 var stateStyles = map[string]style{
 	"running": green, "waiting": yellow, "queued": faint, "done": faint, "failed": red, "idle": faint,
 	"open": yellow, "answered": green, "late": blue, "folded": faint, "unanswered": yellow, "cancelled": red, "expired": red,

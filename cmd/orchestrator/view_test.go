@@ -160,10 +160,7 @@ func TestTreeShowsWhoRunsWaitsAndForWhom(t *testing.T) {
 	draw := func(title string, now time.Time, width, rows int) {
 		fmt.Fprintf(&out, "-- %s --\n", title)
 		for _, spans := range b.tree(now, width, rows) {
-			for _, s := range spans {
-				out.WriteString(s.text)
-			}
-			out.WriteByte('\n')
+			out.WriteString(lineText(spans) + "\n")
 		}
 	}
 	events := theStory()
