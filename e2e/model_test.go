@@ -75,8 +75,10 @@ type model struct {
 	replies map[session.CallID]string
 	words   int
 	taken   int // steps
+	bodies  map[bodyKey]any
 	seq     uint64
 	events  map[session.CallID]map[session.EventType]int
+	done    map[session.ToolCallID]bool // tool calls with a result
 	results map[session.CallID][]string // replies in tool.completed
 	ends    map[session.ID]int
 	folded  map[string]session.TurnID // which turn bound an item
@@ -99,6 +101,7 @@ func newModel(rt *rapid.T) *model {
 		T: rt, mem: session.NewMemory(), root: session.NewID(), now: time.Now().UTC(), replies: make(map[session.CallID]string),
 		events: make(map[session.CallID]map[session.EventType]int), results: make(map[session.CallID][]string),
 		ends: make(map[session.ID]int), folded: make(map[string]session.TurnID),
+		done: make(map[session.ToolCallID]bool), bodies: make(map[bodyKey]any),
 	}
 	_, err := m.mem.Commit(context.Background(), session.Batch{
 		Tree: m.root, Create: true,
@@ -185,9 +188,32 @@ func (m *model) records(kind session.Kind, states ...session.State) []session.Re
 
 func (m *model) tasks(states ...session.State) []tracker.PendingA2ATask {
 	m.Helper()
-	tasks, err := m.calls.List(context.Background(), session.RecordQuery{Tree: m.root, States: states})
-	m.must(err)
+	var tasks []tracker.PendingA2ATask
+	for _, rec := range m.records(session.KindCall, states...) {
+		p := decoded[tracker.PendingA2ATask](m, rec)
+		p.State, p.Rev = rec.State, rec.Rev
+		tasks = append(tasks, p)
+	}
 	return tasks
+}
+
+// decoded returns a record's body, which is decoded once a revision.
+func decoded[T any](m *model, rec session.Record) T {
+	m.Helper()
+	key := bodyKey{rec.Kind, rec.Key, rec.Rev}
+	if v, ok := m.bodies[key]; ok {
+		return v.(T)
+	}
+	var v T
+	m.must(rec.Decode(&v))
+	m.bodies[key] = v
+	return v
+}
+
+type bodyKey struct {
+	kind session.Kind
+	key  string
+	rev  uint64
 }
 
 // meet waits until the runner has every child that its record says runs, and until none runs whose record doesn't.
@@ -606,8 +632,10 @@ func (m *model) giveUp(turn *session.Turn, p tracker.PendingA2ATask) error {
 	if err != nil {
 		return err
 	}
-	if p.State == tracker.StateWaiting {
-		m.Fatalf("Wait() returned a call that is waiting")
+	now, err := m.calls.Get(m.ctx(), p.ID)
+	m.must(err)
+	if p.State != now.State || p.State == tracker.StateWaiting {
+		m.Fatalf("Wait() returned a call that is %s as %s", now.State, p.State)
 	}
 	return m.settle(turn, p)
 }
@@ -620,13 +648,15 @@ func (m *model) settle(turn *session.Turn, p tracker.PendingA2ATask) error {
 	}
 	b.Events = append(b.Events, turn.WithToolCall(p.ToolCallID).Event(session.EventToolCompleted, session.ToolCompleted{Name: "invoke_agent", Content: content}))
 	_, err := turn.Commit(m.ctx(), b)
+	if errors.Is(err, session.ErrConflict) || errors.Is(err, session.ErrTurnEnded) {
+		return nil // the same result, held, came before, or the turn's end did
+	}
 	return err
 }
 
 func (m *model) hasResult(id session.ToolCallID) bool {
-	events, err := m.mem.Events(context.Background(), session.EventQuery{Tree: m.root, Types: []session.EventType{session.EventToolCompleted}, Limit: 1 << 20})
-	m.must(err)
-	return slices.ContainsFunc(events, func(e session.Event) bool { return e.ToolCallID == id })
+	m.read()
+	return m.done[id]
 }
 
 // hold begins an operation on a call, or a fold-back's rival for its items, and stops it before its first commit.
@@ -634,10 +664,18 @@ func (m *model) hold(id session.CallID) error {
 	h := &heldStep{done: make(chan error, 1)}
 	var do func() error
 	ctx, calls := m.ctx(), m.calls
-	switch op := rapid.SampledFrom([]string{"deliver", "sent", "abandon", "overdue", "expire", "cancel", "auth"}).Draw(m.T, "held"); op {
+	switch op := rapid.SampledFrom([]string{"deliver", "use", "sent", "abandon", "overdue", "expire", "cancel", "auth"}).Draw(m.T, "held"); op {
 	case "deliver":
 		r := m.reply()
 		do = func() error { _, _, err := calls.Deliver(ctx, id, r); return err }
+	case "use":
+		p, err := calls.Get(ctx, id)
+		m.must(err)
+		if m.kids[p.SessionID] == nil || p.State != tracker.StateAnswered || m.hasResult(p.ToolCallID) {
+			return nil
+		}
+		turn := m.kids[p.SessionID].turn
+		do = func() error { return m.settle(turn, p) }
 	case "sent":
 		do = func() error { _, err := calls.Sent(ctx, id, "task-held", "", 9); return err }
 	case "abandon":
@@ -705,9 +743,7 @@ func (m *model) check() {
 	items := make(map[string]session.Record)
 	bodies := make(map[string]session.ItemBody)
 	for _, rec := range m.records(session.KindItem) {
-		var b session.ItemBody
-		m.must(rec.Decode(&b))
-		items[rec.Key], bodies[rec.Key] = rec, b
+		items[rec.Key], bodies[rec.Key] = rec, decoded[session.ItemBody](m, rec)
 		if _, bound := m.folded[rec.Key]; bound != (rec.State == session.StateBound) {
 			m.Fatalf("item %s is %s, but a turn has it: %v", rec.Key, rec.State, bound)
 		}
@@ -789,8 +825,7 @@ func (m *model) checkChildren(items map[string]session.Record) {
 	m.Helper()
 	left := make(map[session.TurnID]int)
 	for _, rec := range m.records(session.KindChild) {
-		var c subagent.Child
-		m.must(rec.Decode(&c))
+		c := decoded[subagent.Child](m, rec)
 		live := slices.Contains(subagent.LiveStates, rec.State)
 		if m.ends[session.ID(rec.Key)] != count(!live) {
 			m.Fatalf("subagent %s is %s and has ended %d times", rec.Key, rec.State, m.ends[session.ID(rec.Key)])
@@ -833,6 +868,7 @@ func (m *model) read() {
 		case e.Type == session.EventToolCompleted:
 			var done session.ToolCompleted
 			m.must(e.Decode(&done))
+			m.done[e.ToolCallID] = true
 			if strings.HasPrefix(done.Content, "reply-") {
 				id := session.CallIDFor(e.ToolCallID)
 				m.results[id] = append(m.results[id], done.Content)
@@ -842,9 +878,7 @@ func (m *model) read() {
 		}
 	}
 	for _, rec := range m.records(session.KindTurn) {
-		var b session.TurnBody
-		m.must(rec.Decode(&b))
-		for _, key := range b.Items {
+		for _, key := range decoded[session.TurnBody](m, rec).Items {
 			if other, ok := m.folded[key]; ok && other != session.TurnID(rec.Key) {
 				m.Fatalf("item %s was bound by the turns %s and %s", key, other, rec.Key)
 			}
