@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 
 	"orchestrator/internal/app"
 	"orchestrator/session"
@@ -72,6 +73,9 @@ func exitCode(ctx context.Context, err error) int {
 // report writes an error for people: each fault on a line of its own, then a line that says what to do next.
 func report(w io.Writer, err error, code int) {
 	text := strings.TrimSpace(err.Error())
+	if errors.Is(err, syscall.EPIPE) {
+		return // whoever read our output has gone on purpose
+	}
 	if code == exitInterrupted {
 		text = errInterrupted.Error() // what it stopped in the middle of is of no use
 	}

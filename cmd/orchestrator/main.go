@@ -16,7 +16,8 @@ var version = "dev"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the first signal asks us to stop, a second one ends the process
+	signal.Ignore(syscall.SIGPIPE) // a reader that goes away is an error of the write, so that we stop in order
+	context.AfterFunc(ctx, stop)   // the first signal asks us to stop, a second one ends the process
 	code := run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
