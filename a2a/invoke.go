@@ -121,11 +121,11 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 // await waits for the call and returns what became of it.
 func (r *Relay) await(ctx context.Context, c *tool.Call) (*tool.Result, error) {
 	c.Park(tool.AwaitingPeer)
-	p, err := r.cfg.Tracker.Wait(ctx, session.CallIDFor(c.ID))
+	p, err := r.cfg.Tracker.Await(ctx, session.CallIDFor(c.ID))
 	if err != nil {
 		return nil, err
 	}
-	return r.result(c, &p), nil
+	return r.result(c, p), nil
 }
 
 // prepare returns what to register and what to send, or the result that refuses the call. Nothing has been sent by then.

@@ -26,7 +26,7 @@ func (r *run) runCalls(ctx context.Context, calls []call) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	park := newParking(r.t.Parker, calls, cancel)
-	err := r.runAll(calls, func(c call) error {
+	err := r.runAll(calls, func(c *call) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -46,25 +46,38 @@ func (r *run) runCalls(ctx context.Context, calls []call) error {
 
 // runAll runs calls side by side, and a single one in the turn's own goroutine: it may wait for long, and a goroutine more
 // would cost as much memory as all the rest of it.
-func (r *run) runAll(calls []call, run func(call) error) error {
+func (r *run) runAll(calls []call, run func(*call) error) error {
 	if len(calls) == 1 {
-		return run(calls[0])
+		return run(&calls[0])
 	}
 	var g errgroup.Group
 	g.SetLimit(r.limits.ParallelTools)
-	for _, c := range calls {
-		g.Go(func() error { return run(c) })
+	for i := range calls {
+		g.Go(func() error { return run(&calls[i]) })
 	}
 	return g.Wait()
 }
 
-// runCall runs one call and commits its result.
-func (r *run) runCall(ctx context.Context, park *parking, c call) error {
-	res, denied, err := r.dispatch(ctx, park, c)
+// runCall runs one call and commits its result. What it and all it calls hold on the stack while the tool runs is held by
+// every turn that waits, so it is little: results are passed by reference, and what is done before and after the tool has
+// functions of its own.
+func (r *run) runCall(ctx context.Context, park *parking, c *call) error {
+	done, err := r.dispatch(ctx, park, c)
 	park.back(c.ID)
+	return r.settle(ctx, park, c, done, err)
+}
+
+// result is what a call returned.
+type result struct {
+	tool.Result
+	denied bool
+}
+
+// settle commits a call's result, or says why there is none.
+func (r *run) settle(ctx context.Context, park *parking, c *call, res *result, err error) error {
 	for try := 1; err == nil; try++ {
 		var done session.Committed
-		done, err = r.commitResult(ctx, c, res, denied)
+		done, err = r.commitResult(ctx, c, res)
 		if err == nil {
 			r.committed(ctx, c, res, done)
 			park.finish(ctx, c.ID)
@@ -77,7 +90,11 @@ func (r *run) runCall(ctx context.Context, park *parking, c call) error {
 			err = fmt.Errorf("commit the result: %w", err)
 			break
 		}
-		res, err = r.guarded(ctx, c, func() (tool.Result, error) { return res.Conflict(ctx, err) })
+		conflict, because := res.Conflict, err
+		res, err = r.guarded(ctx, c, func(res *result) (err error) {
+			res.Result, err = conflict(ctx, because)
+			return err
+		})
 	}
 	if leaves(err) || ctx.Err() != nil {
 		return err
@@ -87,7 +104,21 @@ func (r *run) runCall(ctx context.Context, park *parking, c call) error {
 }
 
 // dispatch runs a call, or says why it doesn't run. Its error ends the turn.
-func (r *run) dispatch(ctx context.Context, park *parking, c call) (res tool.Result, denied bool, err error) {
+func (r *run) dispatch(ctx context.Context, park *parking, c *call) (*result, error) {
+	t, refusal := r.admit(ctx, c)
+	if refusal != nil {
+		return refusal, nil
+	}
+	made := r.toolCall(ctx, park, c)
+	return r.guarded(ctx, c, func(res *result) (err error) {
+		res.Result, err = t.Run(ctx, made)
+		return err
+	})
+}
+
+// admit returns a call's tool, or the result that refuses the call.
+func (r *run) admit(ctx context.Context, c *call) (tool.Tool, *result) {
+	refuse := func(text string) (tool.Tool, *result) { return nil, &result{Result: tool.Failure(text)} }
 	t, ok := r.tools.Lookup(c.Name)
 	if !ok {
 		reason, denied := r.tools.Refusal(c.Name)
@@ -96,47 +127,54 @@ func (r *run) dispatch(ctx context.Context, park *parking, c call) (res tool.Res
 			if r.l.cfg.Denied != nil {
 				r.l.cfg.Denied(r.t.Body.Setup.Agent, c.Name)
 			}
-			return tool.Failure(reason), true, nil
+			return nil, &result{Result: tool.Failure(reason), denied: true}
 		}
-		return tool.Failure(r.unknown(c.Name)), false, nil
+		return refuse(r.unknown(c.Name))
 	}
 	spec := t.Spec()
 	fault, err := r.l.schemas.validate(spec.Schema, c.Args)
 	if err != nil {
 		r.log.ErrorContext(ctx, "tool has a schema that can't be used", "tool", c.Name, "err", err)
-		return tool.Failure(fmt.Sprintf("the tool %q can't be called: its own schema is broken", c.Name)), false, nil
+		return refuse(fmt.Sprintf("the tool %q can't be called: its own schema is broken", c.Name))
 	}
 	if fault != "" {
 		text := fmt.Sprintf("the arguments of %q don't fit: %s", c.Name, fault)
 		if c.cutOff {
 			text += "; the message hit its length limit, so they may have been cut off: call again with less"
 		}
-		return tool.Failure(text), false, nil
+		return refuse(text)
 	}
 	if c.resumed && !spec.Repeatable {
-		return tool.Failure("interrupted by a restart; it may or may not have taken effect"), false, nil
+		return refuse("interrupted by a restart; it may or may not have taken effect")
 	}
-	res, err = r.guarded(ctx, c, func() (tool.Result, error) {
-		return t.Run(ctx, &tool.Call{
-			ID: c.ID, Name: c.Name, Args: c.Args, Turn: r.t, Accepted: c.accepted, Resumed: c.resumed,
-			Park: func(reason string) { park.wait(ctx, c.ID, reason) },
-			Progress: func(text string) {
-				r.t.Tree().Publish(r.t.WithToolCall(c.ID).Event(session.EventToolProgress, session.ToolProgress{Text: text}))
-			},
-		})
-	})
-	return res, false, err
+	return t, nil
+}
+
+// toolCall is a call as its tool is given it.
+func (r *run) toolCall(ctx context.Context, park *parking, c *call) *tool.Call {
+	return &tool.Call{
+		ID: c.ID, Name: c.Name, Args: c.Args, Turn: r.t, Accepted: c.accepted, Resumed: c.resumed,
+		Park: func(reason string) { park.wait(ctx, c.ID, reason) },
+		Progress: func(text string) {
+			r.t.Tree().Publish(r.t.WithToolCall(c.ID).Event(session.EventToolProgress, session.ToolProgress{Text: text}))
+		},
+	}
 }
 
 // guarded calls into a tool and turns a panic into a result the model can read.
-func (r *run) guarded(ctx context.Context, c call, f func() (tool.Result, error)) (res tool.Result, err error) {
+func (r *run) guarded(ctx context.Context, c *call, f func(*result) error) (res *result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			r.log.ErrorContext(ctx, "tool panicked", "tool", c.Name, "call", c.ID, "panic", p, "stack", string(debug.Stack()))
-			res, err = tool.Failure(fmt.Sprintf("the tool %q crashed with an internal error", c.Name)), nil
+			res, err = r.panicked(ctx, c, p), nil
 		}
 	}()
-	return f()
+	res = new(result)
+	return res, f(res)
+}
+
+func (r *run) panicked(ctx context.Context, c *call, p any) *result {
+	r.log.ErrorContext(ctx, "tool panicked", "tool", c.Name, "call", c.ID, "panic", p, "stack", string(debug.Stack()))
+	return &result{Result: tool.Failure(fmt.Sprintf("the tool %q crashed with an internal error", c.Name))}
 }
 
 func (r *run) unknown(name string) string {
@@ -151,10 +189,10 @@ func (r *run) unknown(name string) string {
 }
 
 // commitResult writes a result in one commit with what the tool changes.
-func (r *run) commitResult(ctx context.Context, c call, res tool.Result, denied bool) (session.Committed, error) {
+func (r *run) commitResult(ctx context.Context, c *call, res *result) (session.Committed, error) {
 	var b session.Batch
 	b.Add(res.Batch)
-	done := session.ToolCompleted{Name: c.Name, Content: r.content(c, res), IsError: res.IsError, Denied: denied}
+	done := session.ToolCompleted{Name: c.Name, Content: r.content(c, res), IsError: res.IsError, Denied: res.denied}
 	if len(res.Content) > r.limits.ResultBytes {
 		b.Artifacts = append(b.Artifacts, session.Artifact{
 			Key: resultKey(c.ID), Name: "result of " + c.Name, MediaType: "text/plain; charset=utf-8", Data: []byte(res.Content),
@@ -175,7 +213,7 @@ func (r *run) commitResult(ctx context.Context, c call, res tool.Result, denied 
 }
 
 // content is a result as the model reads it: short enough, and with a note when it repeats a failure.
-func (r *run) content(c call, res tool.Result) string {
+func (r *run) content(c *call, res *result) string {
 	text := session.Shorten(strings.ToValidUTF8(res.Content, "\uFFFD"), r.limits.ResultBytes, resultKey(c.ID))
 	if !res.IsError {
 		return text
@@ -190,7 +228,7 @@ func (r *run) content(c call, res tool.Result) string {
 }
 
 // committed tells the tool. A panic there undoes nothing.
-func (r *run) committed(ctx context.Context, c call, res tool.Result, done session.Committed) {
+func (r *run) committed(ctx context.Context, c *call, res *result, done session.Committed) {
 	if res.Committed == nil {
 		return
 	}
@@ -203,7 +241,7 @@ func (r *run) committed(ctx context.Context, c call, res tool.Result, done sessi
 }
 
 // repeated fails the turn when a call has failed too often in the same way.
-func (r *run) repeated(c call, res tool.Result) error {
+func (r *run) repeated(c *call, res *result) error {
 	if !res.IsError {
 		return nil
 	}

@@ -131,14 +131,18 @@ func (l *Loop) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, e
 	stop := context.AfterFunc(owned, func() { cancel(context.Cause(owned)) })
 	defer stop()
 
-	r := &run{
-		l: l, t: t, limits: l.cfg.Limits,
-		log: l.log.With("session", t.Root, "agent", t.Agent, "turn", t.Turn),
-	}
+	r := l.newRun(t)
 	stopReason, err := r.steps(ctx)
 	out, err := r.outcome(ctx, stopReason, err)
 	if err != nil {
 		return session.Outcome{}, fmt.Errorf("run turn %s: %w", t.Turn, err)
 	}
 	return out, nil
+}
+
+func (l *Loop) newRun(t *session.Turn) *run {
+	return &run{
+		l: l, t: t, limits: l.cfg.Limits,
+		log: l.log.With("session", t.Root, "agent", t.Agent, "turn", t.Turn),
+	}
 }

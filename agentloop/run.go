@@ -53,6 +53,23 @@ type call struct {
 
 // steps runs the turn and returns why it stopped.
 func (r *run) steps(ctx context.Context) (stopReason string, err error) {
+	if stopReason, err := r.begin(ctx); err != nil || stopReason != "" {
+		return stopReason, err
+	}
+	for {
+		calls, stopReason, err := r.step(ctx)
+		if err != nil || len(calls) == 0 {
+			return stopReason, err
+		}
+		if err := r.runCalls(ctx, calls); err != nil {
+			return "", err
+		}
+	}
+}
+
+// begin prepares the turn and finishes what an earlier life of the process left of it. It returns why the turn stopped, if
+// it had.
+func (r *run) begin(ctx context.Context) (stopReason string, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return "", err
 	}
@@ -74,31 +91,30 @@ func (r *run) steps(ctx context.Context) (stopReason string, err error) {
 	if r.repeats.worst() >= r.limits.RepeatFail {
 		return "", failf(stopRepeated, "a tool call failed %d times with the same arguments and the same result", r.repeats.worst())
 	}
-	for {
-		if err := r.unpark(ctx); err != nil {
-			return "", err
-		}
-		if err := r.l.budget.check(ctx, r.t); err != nil {
-			return "", err
-		}
-		if r.modelCalls >= r.limits.ModelCalls {
-			return r.summarize(ctx)
-		}
-		id, answer, err := r.ask(ctx)
-		if err != nil {
-			return "", err
-		}
-		calls, err := r.commitAnswer(ctx, id, answer, string(answer.Stop))
-		if err != nil {
-			return "", err
-		}
-		if len(calls) == 0 {
-			return string(answer.Stop), nil
-		}
-		if err := r.runCalls(ctx, calls); err != nil {
-			return "", err
-		}
+	return "", nil
+}
+
+// step asks the model once and returns the calls it asks for, or why it stopped.
+func (r *run) step(ctx context.Context) (calls []call, stopReason string, err error) {
+	if err := r.unpark(ctx); err != nil {
+		return nil, "", err
 	}
+	if err := r.l.budget.check(ctx, r.t); err != nil {
+		return nil, "", err
+	}
+	if r.modelCalls >= r.limits.ModelCalls {
+		stopReason, err = r.summarize(ctx)
+		return nil, stopReason, err
+	}
+	id, answer, err := r.ask(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	calls, err = r.commitAnswer(ctx, id, answer, string(answer.Stop))
+	if err != nil || len(calls) > 0 {
+		return calls, "", err
+	}
+	return nil, string(answer.Stop), nil
 }
 
 // prepare gets the model and the tools.

@@ -101,53 +101,103 @@ func (ws *waiters) ids() []session.CallID {
 // cancelled or out of time, the tree is no longer ours) it returns that cause and leaves the call alone: the turn's
 // terminal commit, or the next life of the turn, decides.
 func (t *Tracker) Wait(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
+	p, err := t.Await(ctx, id)
+	if err != nil {
+		return PendingA2ATask{}, err
+	}
+	return *p, nil
+}
+
+// Await is [Tracker.Wait] for who waits by the thousand: as long as it blocks there is little on the stack, which is what
+// a goroutine holds of memory.
+func (t *Tracker) Await(ctx context.Context, id session.CallID) (*PendingA2ATask, error) {
 	for {
-		p, again, err := t.waitOnce(ctx, id)
-		if ctx.Err() != nil && (again || err != nil) {
-			return t.waitEnded(ctx, id)
+		p, w, deadline, err := t.join(ctx, id)
+		if w != nil {
+			late := w.block(ctx, deadline)
+			t.waiters.release(id, w)
+			p, err = t.reread(ctx, id, late)
 		}
-		if !again {
+		if p != nil || err != nil {
 			return p, err
 		}
 	}
 }
 
-// waitOnce waits for one wake of a call's waiter. again says that it came and the row must be read.
-func (t *Tracker) waitOnce(ctx context.Context, id session.CallID) (p PendingA2ATask, again bool, err error) {
+// join returns the waiter of a waiting call, or the call when it is no longer waiting.
+func (t *Tracker) join(ctx context.Context, id session.CallID) (*PendingA2ATask, *waiter, time.Time, error) {
 	w, registered := t.waiters.acquire(id)
-	defer t.waiters.release(id, w)
-	deadline := w.deadline
-	if !registered || deadline.IsZero() {
-		p, err := t.Get(ctx, id)
-		if err != nil || p.State != StateWaiting {
-			return p, false, err
-		}
-		deadline = p.Deadline
+	if registered && !w.deadline.IsZero() {
+		return nil, w, w.deadline, nil
 	}
+	p, err := t.Get(ctx, id)
+	if err == nil && p.State == StateWaiting {
+		return nil, w, p.Deadline, nil
+	}
+	t.waiters.release(id, w)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		p, err := t.waitEnded(ctx, id)
+		return p, nil, time.Time{}, err
+	case err != nil:
+		return nil, nil, time.Time{}, err
+	}
+	return &p, nil, time.Time{}, nil
+}
+
+// block waits for the wake, the end of ctx or the deadline, and reports whether it was the deadline.
+func (w *waiter) block(ctx context.Context, deadline time.Time) (late bool) {
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	select {
 	case <-w.wake:
-		return p, true, nil
 	case <-ctx.Done():
-		return p, true, nil
 	case <-timer.C:
-		p, err := t.Abandon(ctx, id, WhyDeadline)
-		return p, false, err
+		return true
 	}
+	return false
+}
+
+// reread returns a call after its waiter has waited, nil if it goes on waiting.
+func (t *Tracker) reread(ctx context.Context, id session.CallID, late bool) (*PendingA2ATask, error) {
+	if late {
+		p, err := t.Abandon(ctx, id, WhyDeadline)
+		if err != nil && ctx.Err() != nil {
+			return t.waitEnded(ctx, id)
+		}
+		return pointerTo(p, err)
+	}
+	if ctx.Err() != nil {
+		return t.waitEnded(ctx, id)
+	}
+	p, err := t.Get(ctx, id)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return t.waitEnded(ctx, id)
+	case err == nil && p.State == StateWaiting:
+		return nil, nil //nolint:nilnil // that is what it says
+	}
+	return pointerTo(p, err)
+}
+
+func pointerTo(p PendingA2ATask, err error) (*PendingA2ATask, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &p, nil
 }
 
 // abandonBudget bounds the commit that abandons a call whose wait was cancelled.
 const abandonBudget = 5 * time.Second
 
-func (t *Tracker) waitEnded(ctx context.Context, id session.CallID) (PendingA2ATask, error) {
+func (t *Tracker) waitEnded(ctx context.Context, id session.CallID) (*PendingA2ATask, error) {
 	cause := context.Cause(ctx)
 	if _, ok := errors.AsType[*WaitCancelledError](cause); !ok {
-		return PendingA2ATask{}, cause
+		return nil, cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonBudget)
 	defer cancel()
-	return t.Abandon(ctx, id, WhyWaitCancelled)
+	return pointerTo(t.Abandon(ctx, id, WhyWaitCancelled))
 }
 
 // Run looks each second, and soon after other commits, whether calls somebody here waits for were settled elsewhere: by
@@ -157,27 +207,29 @@ func (t *Tracker) Run(ctx context.Context) error {
 	defer stop()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	// A store that commits all the time wakes all the time: the scan takes a twentieth of it at most.
+	// A store that commits all the time wakes all the time: there is one look in a while, and the scan takes a twentieth of
+	// the time at most.
 	next := time.NewTimer(0)
 	defer next.Stop()
 	armed := true
 	for {
+		listen := wake
+		if armed {
+			listen = nil // the look that is to come sees it
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-wake:
+		case <-listen:
 			t.lookAfterEnded(ctx)
-			if armed {
-				continue
-			}
 			next.Reset(scanEvery)
 			armed = true
 			continue
 		case <-next.C:
 			armed = false
 		case <-tick.C:
-			t.lookAfterEnded(ctx)
 		}
+		t.lookAfterEnded(ctx)
 		began := time.Now()
 		if err := t.scan(ctx); err != nil && ctx.Err() == nil {
 			t.cfg.Logger.WarnContext(ctx, "can't look for calls settled elsewhere", "err", err)
