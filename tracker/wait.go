@@ -3,6 +3,7 @@ package tracker
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -270,9 +271,7 @@ func (t *Tracker) scan(ctx context.Context) error {
 func (t *Tracker) lookAfterEnded(ctx context.Context) {
 	t.mu.Lock()
 	ids := make(map[session.CallID]time.Time, len(t.ending))
-	for id, since := range t.ending {
-		ids[id] = since
-	}
+	maps.Copy(ids, t.ending)
 	t.mu.Unlock()
 	for id, since := range ids {
 		p, err := t.Get(ctx, id)
