@@ -2,6 +2,7 @@ package tracker_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -40,8 +41,8 @@ func BenchmarkParkedCall(b *testing.B) {
 		for _, id := range ids {
 			wg.Go(func() {
 				parked.Done()
-				if _, err := tr.Wait(ctx, id); err != session.ErrStopping {
-					b.Errorf("Wait() = %v, want ErrStopping", err)
+				if _, err := tr.Await(ctx, id); !errors.Is(err, session.ErrStopping) {
+					b.Errorf("Await() = %v, want ErrStopping", err)
 				}
 			})
 		}
