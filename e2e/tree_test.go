@@ -231,18 +231,6 @@ func (w *tree) settle(ctx context.Context, turn *session.Turn, p tracker.Pending
 	return err
 }
 
-// ask is one whole blocking call.
-func (w *tree) ask(ctx context.Context, turn *session.Turn, deadline time.Duration) error {
-	p, err := w.invoke(ctx, turn, deadline)
-	if err != nil {
-		return err
-	}
-	if p, err = w.calls.Wait(ctx, p.ID); err != nil {
-		return err
-	}
-	return w.settle(ctx, turn, p)
-}
-
 var completed = session.Outcome{State: session.StateCompleted, TurnEnded: session.TurnEnded{Output: "done"}}
 
 // deliver hands in a peer's reply.
