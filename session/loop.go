@@ -96,8 +96,9 @@ func (m *Manager) loop(o *owned) {
 
 // leave gives the tree back when nothing of it needs an owner.
 func (l *rootLoop) leave() bool {
-	for kind, states := range l.m.follow() {
-		recs, err := l.m.cfg.Store.Records(l.m.ctx, RecordQuery{Tree: l.tree.ID, Kind: kind, States: states, Limit: 1})
+	for _, q := range l.m.follow() {
+		q.Tree, q.Limit = l.tree.ID, 1
+		recs, err := l.m.cfg.Store.Records(l.m.ctx, q)
 		if err != nil || len(recs) > 0 {
 			return false
 		}
@@ -360,16 +361,17 @@ func (l *rootLoop) close(ctx context.Context) error {
 		}
 	}
 	b := Batch{Events: []Event{Scope{Root: root, Agent: root}.Event(EventSessionClosed, nil)}}
-	for kind, states := range l.m.follow() {
-		if kind == KindSession {
+	for _, q := range l.m.follow() {
+		if q.Kind == KindSession || !q.DueBefore.IsZero() {
 			continue
 		}
-		recs, err := store.Records(ctx, RecordQuery{Tree: root, Kind: kind, States: states})
+		q.Tree = root
+		recs, err := store.Records(ctx, q)
 		if err != nil {
 			return err
 		}
 		for _, rec := range recs {
-			if kind != KindItem {
+			if q.Kind != KindItem {
 				return nil // still ending; the next look goes on
 			}
 			b.Changes = append(b.Changes, rec.Update(StateBound, nil)) // nobody will read it

@@ -58,8 +58,9 @@ type Hooks struct {
 	Close []func(ctx context.Context, t *Tree) error
 	// Live are the states, by kind, that keep an origin turn from being quiescent; turns and items need not be named.
 	Live map[Kind][]State
-	// Follow are the states, by kind, that make a tree worth owning though nothing runs; Live states need not be named.
-	Follow map[Kind][]State
+	// Follow names the records, of any tree, that make their tree worth owning though nothing runs; Live states need not be
+	// named. Those it names by due time don't keep a closing session from being closed.
+	Follow []RecordQuery
 	// Pending are the states of calls that session.state names.
 	Pending []State
 	// Drain waits for what Recover and the turns started, after every tree's context has ended.
@@ -205,25 +206,25 @@ func (m *Manager) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// follow returns the states, by kind, that make a tree worth owning.
-func (m *Manager) follow() map[Kind][]State {
-	all := map[Kind][]State{
-		KindTurn: {StateQueued, StateRunning, StateSuspended}, KindItem: {StateReady}, KindSession: {closing},
+// follow names the records that make a tree worth owning.
+func (m *Manager) follow() []RecordQuery {
+	all := []RecordQuery{
+		{Kind: KindTurn, States: []State{StateQueued, StateRunning, StateSuspended}},
+		{Kind: KindItem, States: []State{StateReady}},
+		{Kind: KindSession, States: []State{closing}},
 	}
-	for _, more := range []map[Kind][]State{m.hooks.Live, m.hooks.Follow} {
-		for kind, states := range more {
-			all[kind] = append(all[kind], states...)
-		}
+	for kind, states := range m.hooks.Live {
+		all = append(all, RecordQuery{Kind: kind, States: states})
 	}
-	return all
+	return append(all, m.hooks.Follow...)
 }
 
 // scan owns every tree that has something to do and no owner.
 func (m *Manager) scan(ctx context.Context) error {
 	trees := make(map[ID]bool)
 	var order []ID
-	for kind, states := range m.follow() {
-		recs, err := m.cfg.Store.Records(ctx, RecordQuery{Kind: kind, States: states})
+	for _, q := range m.follow() {
+		recs, err := m.cfg.Store.Records(ctx, q)
 		if err != nil {
 			return fmt.Errorf("look for unfinished work: %w", err)
 		}

@@ -670,3 +670,45 @@ func (s slowClaim) Claim(ctx context.Context, tree session.ID, owner string, ttl
 	<-s.gate
 	return s.Store.Claim(ctx, tree, owner, ttl)
 }
+
+func TestATreeIsOwnedForWhatIsFollowedAndForNothingElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		h := hooks(&runner{})
+		h.Follow = []session.RecordQuery{
+			{Kind: session.KindCall, States: []session.State{"cancelled"}, DueBefore: time.Now().AddDate(1, 0, 0)},
+		}
+		put := func(due time.Time) session.ID {
+			id := session.NewID()
+			_, err := store.Commit(t.Context(), session.Batch{Tree: id, Create: true, Changes: []session.Change{
+				session.Insert(session.KindSession, string(id), id, "", session.StateOpen, session.SessionBody{Agent: "primary"}, time.Time{}),
+				session.Insert(session.KindCall, "c_"+string(id), id, "t_1", "cancelled", nil, due),
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		owing, settled := put(time.Now().Add(time.Hour)), put(time.Time{})
+		m, stop := start(t, store, h)
+		defer stop()
+		time.Sleep(5 * time.Minute) // longer than an idle tree is kept
+		for id, want := range map[session.ID]bool{owing: true, settled: false} {
+			info, err := store.Tree(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if owned := info.Owner != ""; owned != want {
+				t.Errorf("tree with due work %t is owned: %t", want, owned)
+			}
+		}
+		if err := m.Close(t.Context(), owing); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		rec, err := store.Record(t.Context(), session.KindSession, string(owing))
+		if err != nil || rec.State != session.StateClosed {
+			t.Errorf("the session is %s (%v), want it closed though something is owed", rec.State, err)
+		}
+	})
+}

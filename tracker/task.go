@@ -28,6 +28,14 @@ var (
 	FollowStates = []session.State{StateDetached}
 )
 
+// owed are the cancelled calls whose peer doesn't know yet: only those have a due time.
+var owed = session.RecordQuery{Kind: session.KindCall, States: []session.State{StateCancelled}, DueBefore: time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)}
+
+// Followed names the calls the relay follows though nothing of ours waits for them; it is for session.Hooks.Follow.
+func Followed() []session.RecordQuery {
+	return []session.RecordQuery{{Kind: session.KindCall, States: FollowStates}, owed}
+}
+
 // guardStates are the states a session's guard counts.
 var guardStates = []session.State{StateWaiting, StateOpen}
 

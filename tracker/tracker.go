@@ -280,12 +280,13 @@ func (t *Tracker) Follow(ctx context.Context, root session.ID) ([]PendingA2ATask
 	if err != nil {
 		return nil, err
 	}
-	// Only a cancelled call that owes its peer a CancelTask has a due time.
-	owed, err := t.List(ctx, session.RecordQuery{Tree: root, States: []session.State{StateCancelled}, DueBefore: time.Now().AddDate(100, 0, 0)})
+	owing := owed
+	owing.Tree = root
+	cancelled, err := t.List(ctx, owing)
 	if err != nil {
 		return nil, err
 	}
-	return append(calls, owed...), nil
+	return append(calls, cancelled...), nil
 }
 
 func taskOf(rec session.Record) (PendingA2ATask, error) {

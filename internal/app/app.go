@@ -219,7 +219,7 @@ func (a *App) hooks(loop session.TurnRunner) session.Hooks {
 		Live: map[session.Kind][]session.State{
 			session.KindCall: tracker.LiveStates, session.KindChild: subagent.UnsettledStates,
 		},
-		Follow:  map[session.Kind][]session.State{session.KindCall: tracker.FollowStates},
+		Follow:  tracker.Followed(),
 		Pending: []session.State{tracker.StateWaiting, tracker.StateOpen},
 		Drain:   []func(){a.Subagents.Drain, a.Relay.Drain},
 	}
