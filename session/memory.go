@@ -248,7 +248,7 @@ func (m *Memory) Records(ctx context.Context, q RecordQuery) ([]Record, error) {
 	}
 	var found []*memoryRecord
 	for _, kind := range kinds {
-		if q.DueBefore.IsZero() {
+		if q.DueBefore.IsZero() || q.Tree != "" {
 			found = m.inStatesLocked(found, q, kind)
 		} else {
 			found = m.dueLocked(found, q, kind)
@@ -282,7 +282,7 @@ func (m *Memory) inStatesLocked(found []*memoryRecord, q RecordQuery, kind Kind)
 			continue
 		}
 		for rec := range set {
-			if q.names(rec.Record) {
+			if q.names(rec.Record) && (q.DueBefore.IsZero() || !rec.Due.IsZero() && rec.Due.Before(q.DueBefore)) {
 				found = append(found, rec)
 			}
 		}

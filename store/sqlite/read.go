@@ -97,12 +97,15 @@ func (s *Store) Records(ctx context.Context, q session.RecordQuery) ([]session.R
 	}
 	// The indexes are named since SQLite, without statistics, would rather walk all records than sort a few.
 	index, order := "", "n"
-	switch {
-	case !q.DueBefore.IsZero():
+	if !q.DueBefore.IsZero() {
 		where, args = append(where, `due < ?`), append(args, nanos(q.DueBefore))
-		index, order = ` INDEXED BY records_by_due`, "due, n"
-	case q.Kind != "" && len(q.States) > 0:
+		order = "due, n"
+	}
+	switch {
+	case q.Kind != "" && len(q.States) > 0 && (q.Tree != "" || q.DueBefore.IsZero()):
 		index = ` INDEXED BY records_by_state`
+	case !q.DueBefore.IsZero():
+		index = ` INDEXED BY records_by_due`
 	case q.Tree != "":
 		index = ` INDEXED BY records_by_tree`
 	}
