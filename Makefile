@@ -12,7 +12,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/orchestrator
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/orchestrator ./cmd/orchestrator
+	CGO_ENABLED=0 $(GO) build -ldflags '-X main.version=$(VERSION)' -o bin/orchestrator ./cmd/orchestrator
 
 demo: build ## play the whole story offline: subagents, a slow peer, a late reply
 	@bin/orchestrator demo
