@@ -235,13 +235,26 @@ func (m *Manager) scan(ctx context.Context) error {
 			}
 		}
 	}
-	for _, id := range order {
-		if _, err := m.own(ctx, id); err != nil && !errors.Is(err, ErrLeased) && !errors.Is(err, ErrNotFound) {
-			return err
-		}
+	var (
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, takenUpAtOnce)
+		errs  = make([]error, len(order))
+	)
+	for i, id := range order {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if _, err := m.own(ctx, id); err != nil && !errors.Is(err, ErrLeased) && !errors.Is(err, ErrNotFound) {
+				errs[i] = err
+			}
+		})
 	}
-	return nil
+	wg.Wait()
+	return errors.Join(errs...)
 }
+
+// takenUpAtOnce is how many trees are claimed at the same time: a store writes what comes together in one go.
+const takenUpAtOnce = 16
 
 // Tree returns the handle of a tree, owning it first if need be. It returns [ErrLeased] when another process owns it.
 func (m *Manager) Tree(ctx context.Context, root ID) (*Tree, error) {
