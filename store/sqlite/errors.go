@@ -3,6 +3,7 @@ package sqlite
 import (
 	"errors"
 	"fmt"
+	"syscall"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -70,19 +71,39 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("database %s has schema version %d, older than this program's %d: open it for writing once", e.Path, e.Have, e.Want)
 }
 
-// explain gives an error of SQLite the type that callers know it by.
+// explain gives an error of SQLite or of the file system the type that callers know it by.
 func explain(path string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
 		return err
 	}
-	switch e.Code() & 0xff {
+	switch code := e.Code(); code & 0xff {
 	case sqlite3.SQLITE_FULL:
 		return fmt.Errorf("%w: %w", ErrFull, err)
+	case sqlite3.SQLITE_IOERR:
+		if code == sqlite3.SQLITE_IOERR_SHMSIZE { // there is no room for the index beside the write-ahead log
+			return fmt.Errorf("%w: %w", ErrFull, err)
+		}
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
 		return &CorruptError{Path: path, Err: err}
 	case sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM:
 		return &PathError{Path: path, Err: err}
 	}
 	return err
+}
+
+// noIndex reports whether an error says that the index beside the write-ahead log can't be made.
+func noIndex(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	if !ok {
+		return false
+	}
+	switch e.Code() {
+	case sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_READONLY_CANTINIT, sqlite3.SQLITE_CANTOPEN:
+		return true
+	}
+	return false
 }

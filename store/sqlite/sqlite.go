@@ -91,11 +91,15 @@ func (s *Store) openToRead(ctx context.Context) error {
 	if _, err := os.Stat(s.cfg.Path); err != nil {
 		return &PathError{Path: s.cfg.Path, Err: err}
 	}
-	var err error
-	if s.readDB, err = openDB(s.cfg.Path, "mode=ro", readers, "query_only(1)"); err != nil {
-		return err
+	have, want, err := s.openReadOnly(ctx, "mode=ro")
+	if noIndex(err) && !s.hasLog() {
+		// On a full disk, or in a folder that can't be written, there is no room for the index that readers and the writer
+		// share. Without a write-ahead log all of the database is in its file, which can be read by itself.
+		if err := s.readDB.Close(); err != nil {
+			return err
+		}
+		have, want, err = s.openReadOnly(ctx, "mode=ro&immutable=1")
 	}
-	have, want, err := checkSchema(ctx, s.readDB, s.cfg.Path)
 	if err != nil {
 		return err
 	}
@@ -103,6 +107,19 @@ func (s *Store) openToRead(ctx context.Context) error {
 		return &SchemaError{Path: s.cfg.Path, Have: have, Want: want}
 	}
 	return nil
+}
+
+func (s *Store) openReadOnly(ctx context.Context, params string) (have, want int64, err error) {
+	if s.readDB, err = openDB(s.cfg.Path, params, readers, "query_only(1)"); err != nil {
+		return 0, 0, err
+	}
+	return checkSchema(ctx, s.readDB, s.cfg.Path)
+}
+
+// hasLog reports whether the database has a write-ahead log with anything in it, or may have one.
+func (s *Store) hasLog() bool {
+	info, err := os.Stat(s.cfg.Path + "-wal")
+	return err == nil && info.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 func (s *Store) openToWrite(ctx context.Context) error {
