@@ -49,6 +49,8 @@ func storeError(err error) error {
 	var corrupt *sqlite.CorruptError
 	var schema *sqlite.SchemaError
 	switch {
+	case errors.Is(err, sqlite.ErrFull):
+		return withHint(err, "make room on the disk; nothing of what was written before is lost")
 	case errors.As(err, &locked):
 		return withHint(unreachableError{err}, "stop that process first, or use another database with --data-dir; sessions, calls and peers can be looked at meanwhile")
 	case errors.As(err, &path):
@@ -60,8 +62,6 @@ func storeError(err error) error {
 			return withHint(err, "any command that writes brings it up to date, such as: orchestrator serve")
 		}
 		return withHint(err, "it was written by a newer orchestrator; use that one, or another database with --data-dir")
-	case errors.Is(err, sqlite.ErrFull):
-		return withHint(err, "make room on the disk; nothing of what was written before is lost")
 	}
 	return err
 }

@@ -112,6 +112,9 @@ func (f *follow) run(ctx context.Context) (open []tracker.PendingA2ATask, err er
 	over := make(chan result, 1)
 	wg.Go(func() {
 		open, err := f.wait(ctx)
+		if err == nil && !f.noWait {
+			err = f.told(ctx)
+		}
 		info, terr := f.app.Manager.Store().Tree(ctx, f.root)
 		over <- result{info.HeadSeq, open, errors.Join(err, terr)}
 	})
@@ -141,6 +144,8 @@ func (f *follow) run(ctx context.Context) (open []tracker.PendingA2ATask, err er
 			if end = &r; r.err != nil {
 				return nil, r.err
 			}
+		case err := <-f.app.Full():
+			return nil, err // it could take for ever
 		case err := <-subscribed:
 			return nil, err
 		}
@@ -168,6 +173,27 @@ func (f *follow) wait(ctx context.Context) ([]tracker.PendingA2ATask, error) {
 	}
 	f.news <- fmt.Sprintf("all else is done; waiting up to %s for the late answer of %s", formatLeft(f.late), list(peers))
 	return f.waitLate(ctx)
+}
+
+// told waits until the log says what the session has come to, so that what is shown ends with it.
+func (f *follow) told(ctx context.Context) error {
+	bound, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	err := f.until(bound, func() (bool, error) {
+		last, err := f.app.Manager.Store().Events(bound, session.EventQuery{
+			Tree: f.root, Types: []session.EventType{session.EventSessionState}, Limit: 1, Last: true,
+		})
+		if err != nil || len(last) == 0 {
+			return true, err
+		}
+		var s session.SessionState
+		err = last[0].Decode(&s)
+		return s.State == "idle" && len(s.Background)+len(s.PendingCalls) == 0, err
+	})
+	if err != nil && bound.Err() != nil && ctx.Err() == nil {
+		return nil // other turns of the session may be at work
+	}
+	return err
 }
 
 // waitTurn waits for the turn alone.

@@ -48,6 +48,7 @@ type App struct {
 	cfg      Config
 	log      *slog.Logger
 	store    session.Store
+	full     chan error
 	http     *a2ahttp.Transport
 	models   map[string]*model
 	registry []tool.Tool
@@ -71,7 +72,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	a := &App{cfg: cfg, log: log, models: make(map[string]*model), deniedCalls: make(map[DeniedTool]int)}
+	a := &App{cfg: cfg, log: log, full: make(chan error, 1), models: make(map[string]*model), deniedCalls: make(map[DeniedTool]int)}
 	for _, m := range cfg.Models {
 		if a.models[m.Name], err = newModel(m, cfg.Getenv); err != nil {
 			return nil, err
@@ -80,6 +81,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if a.store, err = openStore(ctx, cfg.Store, log); err != nil {
 		return nil, err
 	}
+	a.store = roomWatch{Store: a.store, full: a.full}
 	if err := a.build(); err != nil {
 		return nil, errors.Join(err, a.store.Close())
 	}
@@ -269,6 +271,10 @@ func (a *App) Ready(ctx context.Context) error {
 	_, err := a.store.Trees(ctx, 1)
 	return err
 }
+
+// Full is told the error when there was no room for a write. The App goes on trying; what it could not write it will write
+// when there is room, or the next start does it again.
+func (a *App) Full() <-chan error { return a.full }
 
 // Config returns the completed config.
 func (a *App) Config() Config { return a.cfg }
