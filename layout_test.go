@@ -63,7 +63,7 @@ var homes = map[string][]string{
 	"github.com/spf13/viper":                   {"cmd"},
 	"go.yaml.in/yaml/v3":                       {"cmd"}, // as viper does
 	"golang.org/x/sync":                        {"agentloop"},
-	"golang.org/x/sys":                         {"cmd"},
+	"golang.org/x/sys":                         {"cmd", "e2e"}, // terminals, real and made for tests
 	"modernc.org/sqlite":                       {"store"},
 }
 

@@ -26,6 +26,7 @@ type inquiry struct {
 
 	wait    float64       // seconds the second subagent waits for the archivist
 	speak   *gate         // holds the primary's first answer in the middle
+	other   *gate         // holds its answer to what is asked besides
 	archive *a2atest.Gate // holds the archivist's answer
 	release bool          // open it when the primary has told what it found without it
 }
@@ -92,7 +93,9 @@ func (q *inquiry) answer(c question) answer {
 		}
 		return says(withAdvice)
 	case c.primary():
-		return says("You said: " + input)
+		a := says("You said: " + input)
+		a.hold = q.other
+		return a
 	case last.Role == "user" && strings.Contains(input, "advisor"):
 		return says("", toolUse{"invoke_agent", map[string]any{"agent_name": "advisor", "message": "Shall we build it?"}})
 	case last.Role == "user":
@@ -106,28 +109,6 @@ func (q *inquiry) answer(c question) answer {
 	_, words, _ := strings.Cut(last.Content, "<agent_data from=\"advisor\">\n")
 	words, _, _ = strings.Cut(words, "\n</agent_data>")
 	return says("The advisor says: " + words)
-}
-
-// results returns what the model was told of its calls of one tool, over all that was asked.
-func (q *inquiry) results(tool string) []string {
-	told := make(map[string]string)
-	for _, c := range q.chat.questions() {
-		names := make(map[string]string)
-		for _, m := range c.Messages {
-			for _, use := range m.ToolCalls {
-				names[use.ID] = use.Function.Name
-			}
-			if m.Role == "tool" && names[m.ToolCallID] == tool {
-				told[m.ToolCallID] = m.Content
-			}
-		}
-	}
-	var results []string
-	for _, text := range told {
-		results = append(results, text)
-	}
-	slices.Sort(results)
-	return results
 }
 
 // asked checks how often a peer was asked, however often the question was put on the wire.
@@ -219,7 +200,7 @@ func TestAskTellsTheWholeStory(t *testing.T) {
 				}
 			}
 			want := []string{"<agent_data from=\"advisor\">\n" + advice + "\n</agent_data>", "peer 'archivist' did not respond within 1s; proceeding without it"}
-			if diff := cmp.Diff(want, q.results("invoke_agent")); diff != "" {
+			if diff := cmp.Diff(want, q.chat.results("invoke_agent")); diff != "" {
 				t.Errorf("what the subagents were told of their calls (-want +got):\n%s", diff)
 			}
 			for _, c := range q.chat.questions() {
@@ -293,23 +274,15 @@ func TestAskNamesACallThatIsStillOpenAndTheNextRunFoldsItsReply(t *testing.T) {
 func TestAskInAnotherSessionFollowsWhatIsOpen(t *testing.T) {
 	t.Parallel()
 	q := newInquiry(t)
+	q.other = newGate()
 	p := q.place(q.environment()...)
 	p.ok("ask", asked, "--late", "0s")
 	first := p.session()
 	q.archive.Open()
-	// The model's answer to the other question is held until the reply has come home to the first session.
-	q.speak = newGate()
-	hold := q.chat.answer
-	q.chat.answer = func(c question) answer {
-		a := hold(c)
-		if c.input() == "Something else" {
-			a.hold = q.speak
-		}
-		return a
-	}
+	// The other question is not answered until the reply has come home to the first session.
 	run := p.start("ask", "Something else")
 	until(t, func() bool { return strings.Contains(p.ok("sessions", "show", first), withArchive) })
-	q.speak.open()
+	q.other.open()
 	run.exits(0)
 	if diff := cmp.Diff(paragraphs("You said: Something else"), run.stdout.String()); diff != "" {
 		t.Errorf("standard output (-want +got):\n%s", diff)

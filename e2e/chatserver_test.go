@@ -135,6 +135,28 @@ func (s *chatServer) questions() []question {
 	return slices.Clone(s.asked)
 }
 
+// results returns what the model was told of its calls of one tool, over all that was asked.
+func (s *chatServer) results(tool string) []string {
+	told := make(map[string]string)
+	for _, c := range s.questions() {
+		names := make(map[string]string)
+		for _, m := range c.Messages {
+			for _, use := range m.ToolCalls {
+				names[use.ID] = use.Function.Name
+			}
+			if m.Role == "tool" && names[m.ToolCallID] == tool {
+				told[m.ToolCallID] = m.Content
+			}
+		}
+	}
+	var results []string
+	for _, text := range told {
+		results = append(results, text)
+	}
+	slices.Sort(results)
+	return results
+}
+
 // ServeHTTP implements http.Handler.
 func (s *chatServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, kind, message string) {
