@@ -44,7 +44,7 @@ func (r *run) request() llm.Request {
 	n := len(r.conv.messages)
 	return llm.Request{
 		Model: r.modelName, Agent: r.t.Body.Setup.Agent, System: r.t.Body.Setup.Instructions,
-		Messages: r.conv.messages[:n:n], Tools: r.shown,
+		Messages: r.conv.messages[:n:n], Tools: r.shown, MaxTokens: r.maxTokens,
 	}
 }
 

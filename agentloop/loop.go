@@ -21,11 +21,19 @@ type Config struct {
 	Tools func(ctx context.Context, t *session.Turn) (*tool.Set, error)
 	// Window returns how many tokens the model of a name takes; 0 is Limits.ContextTokens. May be nil.
 	Window func(model string) int
+	// Agent returns the limits an agent has of its own. May be nil.
+	Agent func(name string) AgentLimits
 	// Denied is told of each refused call of a tool the agent may not have. It must not block. May be nil.
 	Denied func(agent, tool string)
 	Limits Limits
 	// Logger may be nil, which logs nothing.
 	Logger *slog.Logger
+}
+
+// AgentLimits are the limits of one agent. Zero fields are those of all.
+type AgentLimits struct {
+	ModelCalls int // of a turn; see [Limits]
+	MaxTokens  int // of one answer; zero is the model's
 }
 
 // Limits are the bounds of a turn. Each ends or changes the turn with a plain sentence when it is hit.
@@ -141,8 +149,13 @@ func (l *Loop) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, e
 }
 
 func (l *Loop) newRun(t *session.Turn) *run {
-	return &run{
+	r := &run{
 		l: l, t: t, limits: l.cfg.Limits,
 		log: l.log.With("session", t.Root, "agent", t.Agent, "turn", t.Turn),
 	}
+	if l.cfg.Agent != nil {
+		own := l.cfg.Agent(t.Body.Setup.Agent)
+		r.limits.ModelCalls, r.maxTokens = cmp.Or(own.ModelCalls, r.limits.ModelCalls), own.MaxTokens
+	}
+	return r
 }

@@ -18,10 +18,11 @@ import (
 
 // run is one turn in work.
 type run struct {
-	l      *Loop
-	t      *session.Turn
-	limits Limits
-	log    *slog.Logger
+	l         *Loop
+	t         *session.Turn
+	limits    Limits
+	maxTokens int // of one answer; 0 is the model's
+	log       *slog.Logger
 
 	model     llm.Model
 	modelName string // the provider's

@@ -26,6 +26,8 @@ type Config struct {
 	Agents []string
 	// DefaultAgent is spawned when the model names none. Defaults to the first of Agents.
 	DefaultAgent string
+	// Descriptions tell the model, by name, what agents are good for. Agents without one are shown by name alone.
+	Descriptions map[string]string
 	// Timeouts are, by name, the timeouts of agents that have one of their own instead of that of Limits.
 	Timeouts map[string]time.Duration
 	Limits   Limits

@@ -311,10 +311,7 @@ type spawnArgs struct {
 
 // Spec implements [tool.Tool].
 func (t spawnTool) Spec() tool.Spec {
-	agents, err := json.Marshal(t.pool.cfg.Agents)
-	if err != nil {
-		panic(fmt.Sprintf("subagent: marshal names of agents: %v", err)) // strings always marshal
-	}
+	agents, which := asJSON(t.pool.cfg.Agents), asJSON(t.pool.which())
 	return tool.Spec{
 		Name: "spawn_subagent", Source: tool.SourceSubagent, Repeatable: true,
 		Description: func(k tool.Kind) string {
@@ -326,7 +323,7 @@ func (t spawnTool) Spec() tool.Spec {
 				"subagents of this turn; don't spawn it again for that. With wait: true the call returns the result instead."
 		},
 		Schema: json.RawMessage(`{"type":"object","properties":{
-"agent":{"type":"string","enum":` + string(agents) + `,"description":"Which agent does it. Default: ` + t.pool.cfg.DefaultAgent + `."},
+"agent":{"type":"string","enum":` + agents + `,"description":` + which + `},
 "description":{"type":"string","minLength":1,"maxLength":200,"description":"The task in a few words."},
 "prompt":{"type":"string","minLength":1,"description":"The task in full, with all it needs to know."},
 "wait":{"type":"boolean","description":"Wait for the result."},
@@ -334,6 +331,25 @@ func (t spawnTool) Spec() tool.Spec {
 "inputs":{"type":"array","items":{"type":"string"},"description":"Keys of artifacts it should read."}
 },"required":["description","prompt"],"additionalProperties":false}`),
 	}
+}
+
+// which describes the agents there are to choose from.
+func (p *Pool) which() string {
+	text := "Which agent does it. Default: " + p.cfg.DefaultAgent + "."
+	for _, name := range p.cfg.Agents {
+		if d := strings.TrimSpace(p.cfg.Descriptions[name]); d != "" {
+			text += "\n" + name + ": " + d
+		}
+	}
+	return text
+}
+
+func asJSON(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("subagent: marshal %T: %v", v, err)) // strings always marshal
+	}
+	return string(b)
 }
 
 // Run implements [tool.Tool].

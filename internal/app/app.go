@@ -136,6 +136,10 @@ func (a *App) build() (err error) {
 			}
 			return 0
 		},
+		Agent: func(name string) agentloop.AgentLimits {
+			agent, _ := a.cfg.Agent(name)
+			return agentloop.AgentLimits{ModelCalls: agent.Limits.ModelCalls, MaxTokens: agent.Limits.MaxOutputTokens}
+		},
 		Tools:  a.toolsOf,
 		Denied: a.denied,
 		Limits: agentloop.Limits{
@@ -193,9 +197,9 @@ func (a *App) subagentConfig(loop session.TurnRunner) subagent.Config {
 	c, s := subagent.Config{
 		Store: a.store, Runner: loop, Logger: a.log, Prepare: a.prepare, EndCalls: a.Calls.EndPart, DefaultAgent: a.cfg.Subagents.Agent,
 	}, a.cfg.Subagents
-	c.Timeouts = make(map[string]time.Duration, len(a.cfg.Agents))
+	c.Timeouts, c.Descriptions = make(map[string]time.Duration), make(map[string]string)
 	for _, agent := range a.cfg.Agents {
-		c.Timeouts[agent.Name] = agent.Limits.Timeout
+		c.Timeouts[agent.Name], c.Descriptions[agent.Name] = agent.Limits.Timeout, agent.Description
 		if agent.Name != a.cfg.Primary {
 			c.Agents = append(c.Agents, agent.Name)
 		}
