@@ -88,7 +88,11 @@ func (t *invoke) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
 
 // begin registers the call and has it followed. It returns the result, or nil when that has to be waited for.
 func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) {
-	p, err := t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID))
+	var p tracker.PendingA2ATask
+	err := session.ErrNotFound // its id was minted a moment ago
+	if c.Resumed {
+		p, err = t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID))
+	}
 	if errors.Is(err, session.ErrNotFound) {
 		req, q, refusal, err := t.prepare(ctx, c)
 		if err != nil || refusal != nil {

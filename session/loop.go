@@ -13,6 +13,9 @@ import (
 // stateEvery bounds how often session.state is told while a turn runs.
 const stateEvery = 100 * time.Millisecond
 
+// lookEvery is the shortest time between two looks at a tree whose root has no turn.
+const lookEvery = 10 * time.Millisecond
+
 // rootLoop runs the root session of one owned tree.
 type rootLoop struct {
 	m    *Manager
@@ -79,9 +82,13 @@ func (m *Manager) loop(o *owned) {
 		case <-o.tree.ctx.Done():
 		}
 		reread.Stop()
-		if err != nil || l.current != nil && time.Since(l.toldAt) < stateEvery {
-			// Wakes come with every commit; while a turn runs there is nothing to start, so look at most this often.
-			pause := time.NewTimer(stateEvery)
+		// Wakes come with every commit of the tree, and a look costs some reads; while a turn runs there is nothing to start.
+		every := lookEvery
+		if err != nil || l.current != nil {
+			every = stateEvery
+		}
+		if err != nil || time.Since(l.toldAt) < every {
+			pause := time.NewTimer(every)
 			select {
 			case <-ended:
 				l.current = nil
