@@ -335,13 +335,14 @@ func (t spawnTool) Spec() tool.Spec {
 
 // which describes the agents there are to choose from.
 func (p *Pool) which() string {
-	text := "Which agent does it. Default: " + p.cfg.DefaultAgent + "."
+	var text strings.Builder
+	text.WriteString("Which agent does it. Default: " + p.cfg.DefaultAgent + ".")
 	for _, name := range p.cfg.Agents {
 		if d := strings.TrimSpace(p.cfg.Descriptions[name]); d != "" {
-			text += "\n" + name + ": " + d
+			text.WriteString("\n" + name + ": " + d)
 		}
 	}
-	return text
+	return text.String()
 }
 
 func asJSON(v any) string {
