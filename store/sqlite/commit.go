@@ -97,6 +97,7 @@ func (w *writer) commit(b session.Batch) (session.Committed, error) {
 			return session.Committed{}, fmt.Errorf("write %s %s: %w", after[i].Kind, after[i].Key, err)
 		}
 		w.known.keepRecord(after[i])
+		w.touched = append(w.touched, after[i])
 	}
 	for _, a := range b.Artifacts {
 		_, err := w.exec(`INSERT INTO artifacts (tree, key, name, media_type, size, data) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
@@ -185,6 +186,7 @@ func (w *writer) record(kind session.Kind, key string) (*session.Record, error) 
 		return nil, fmt.Errorf("read %s %s: %w", kind, key, err)
 	}
 	w.known.keepRecord(r)
+	w.touched = append(w.touched, r)
 	return &r, nil
 }
 

@@ -85,7 +85,7 @@ func (s *Store) Delete(ctx context.Context, tree session.ID) error {
 		if err != nil {
 			return err
 		}
-		w.known = newKnown()
+		w.known, w.all = newKnown(), true
 		if _, err := w.exec(`DELETE FROM records WHERE tree = ?`, string(tree)); err != nil {
 			return err
 		}

@@ -20,6 +20,9 @@ func (s *Store) Record(ctx context.Context, kind session.Kind, key string) (sess
 		return session.Record{}, err
 	}
 	defer s.users.Done()
+	if r, ok := s.committed.get(kind, key); ok {
+		return r, nil
+	}
 	r, err := scanRecord(s.row(`SELECT `+recordColumns+` FROM records WHERE kind = ? AND key = ?`, string(kind), key))
 	if err != nil {
 		return session.Record{}, s.readError(fmt.Sprintf("%s %s", kind, key), err)

@@ -43,6 +43,8 @@ type Store struct {
 	closing chan struct{}
 	wakes   session.Wakes
 
+	committed committed
+
 	users   sync.WaitGroup // calls in flight, and the reaper
 	writing sync.WaitGroup
 	close   func() error
@@ -149,7 +151,7 @@ func (s *Store) openToWrite(ctx context.Context) error {
 	if s.readDB, err = openDB(s.cfg.Path, "", readers, "query_only(1)"); err != nil {
 		return err
 	}
-	if s.writer, err = newWriter(ctx, s.writeDB); err != nil {
+	if s.writer, err = newWriter(ctx, s.writeDB, &s.committed); err != nil {
 		return err
 	}
 	s.writing.Go(s.write)

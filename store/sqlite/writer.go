@@ -84,17 +84,22 @@ type writer struct {
 	stmts statements
 	known known
 	dirty bool // the request that runs has written something
+
+	// What the transaction that runs has read and written of records, for committed: all says that a tree is deleted.
+	committed *committed
+	touched   []session.Record
+	all       bool
 }
 
 // statements caches prepared statements by their text.
 type statements map[string]*sql.Stmt
 
-func newWriter(ctx context.Context, db *sql.DB) (*writer, error) {
+func newWriter(ctx context.Context, db *sql.DB, c *committed) (*writer, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	return &writer{conn: conn, stmts: make(statements), known: newKnown()}, nil
+	return &writer{conn: conn, stmts: make(statements), known: newKnown(), committed: c}, nil
 }
 
 func (w *writer) close() error {
@@ -107,6 +112,7 @@ func (w *writer) close() error {
 
 // transact runs requests in one transaction and sets their errors. Its own error is the database's: nothing was written.
 func (w *writer) transact(group []*request) error {
+	w.touched, w.all = nil, false
 	if err := w.control("BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
@@ -119,8 +125,12 @@ func (w *writer) transact(group []*request) error {
 			return w.rollback(r.err)
 		}
 	}
+	w.committed.drop(w.touched, w.all)
 	if err := w.control("COMMIT"); err != nil {
 		return w.rollback(err)
+	}
+	if !w.all {
+		w.committed.put(w.touched)
 	}
 	return nil
 }
