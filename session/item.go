@@ -45,7 +45,8 @@ type ItemBody struct {
 	Late       bool          `json:"late,omitempty"`  // after its deadline, or after whoever waited had gone on
 	Text       string        `json:"text,omitempty"`  // within [InlineBudget]
 	Artifacts  []ArtifactKey `json:"artifacts,omitempty"`
-	Generation int           `json:"generation"` // of the turn that asked
+	Generation int           `json:"generation"`      // of the turn that asked
+	Trace      string        `json:"trace,omitempty"` // W3C traceparent of the call, or of the spawn
 }
 
 // NewItem returns the change that makes an item ready for a session.

@@ -104,7 +104,7 @@ func (m *Manager) loop(o *owned) {
 // leave gives the tree back when nothing of it needs an owner.
 func (l *rootLoop) leave() bool {
 	for _, q := range l.m.follow() {
-		q.Tree, q.Limit = l.tree.ID, 1
+		q.Tree, q.Limit, q.NoBody = l.tree.ID, 1, true
 		recs, err := l.m.cfg.Store.Records(l.m.ctx, q)
 		if err != nil || len(recs) > 0 {
 			return false
@@ -219,9 +219,17 @@ func (l *rootLoop) foldBack(ctx context.Context, session Record, body SessionBod
 	setup, failure := l.prepare(ctx, session, body)
 	id := NewTurnID()
 	keys := make([]string, len(items))
+	var links []string
 	var b Batch
 	for i, item := range items {
 		keys[i] = item.Key
+		var body ItemBody
+		if err := item.Decode(&body); err != nil {
+			return err
+		}
+		if body.Trace != "" && !slices.Contains(links, body.Trace) {
+			links = append(links, body.Trace)
+		}
 		b.Changes = append(b.Changes, item.Update(StateBound, nil))
 	}
 	if folded.Events != nil {
@@ -229,7 +237,7 @@ func (l *rootLoop) foldBack(ctx context.Context, session Record, body SessionBod
 	}
 	rec := Record{Tree: l.tree.ID, Kind: KindTurn, Key: string(id), Owner: l.tree.ID, Origin: origin, Body: mustJSON(TurnBody{
 		Root: l.tree.ID, Origin: OriginFoldback, CausedBy: folded.CausedBy, Generation: folded.Generation,
-		Input: folded.Text, Items: keys,
+		Input: folded.Text, Items: keys, Links: links,
 	})}
 	turn, err := l.tree.StartTurn(ctx, rec, setup, b)
 	if err != nil {
@@ -427,14 +435,14 @@ func (l *rootLoop) tellState(ctx context.Context) (SessionState, error) {
 // state is what session.state says of a tree now.
 func (m *Manager) state(ctx context.Context, root ID) (SessionState, error) {
 	s := SessionState{State: "idle", Background: []ID{}, PendingCalls: []CallID{}}
-	turns, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1})
+	turns, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1, NoBody: true})
 	if err != nil {
 		return s, err
 	}
 	if len(turns) > 0 {
 		s.State = "running"
 	}
-	children, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindChild, States: []State{StateQueued, StateRunning, StateSuspended}})
+	children, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindChild, States: []State{StateQueued, StateRunning, StateSuspended}, NoBody: true})
 	if err != nil {
 		return s, err
 	}
@@ -442,7 +450,7 @@ func (m *Manager) state(ctx context.Context, root ID) (SessionState, error) {
 		s.Background = append(s.Background, ID(r.Key))
 	}
 	if len(m.hooks.Pending) > 0 {
-		calls, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindCall, States: m.hooks.Pending})
+		calls, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindCall, States: m.hooks.Pending, NoBody: true})
 		if err != nil {
 			return s, err
 		}

@@ -224,6 +224,7 @@ func (m *Manager) scan(ctx context.Context) error {
 	trees := make(map[ID]bool)
 	var order []ID
 	for _, q := range m.follow() {
+		q.NoBody = true
 		recs, err := m.cfg.Store.Records(ctx, q)
 		if err != nil {
 			return fmt.Errorf("look for unfinished work: %w", err)
@@ -494,6 +495,8 @@ type SubmitRequest struct {
 	// [ErrKeyReused]. Empty: every request is a new turn.
 	Key    string
 	OnBusy OnBusy
+	// Trace is the W3C traceparent of what submits. Empty: the turn begins a trace of its own.
+	Trace string
 }
 
 // Submit queues a turn for a root session and returns its id once it is durable. Running turns and background work go on.
@@ -532,7 +535,7 @@ func (m *Manager) Submit(ctx context.Context, r SubmitRequest) (TurnID, error) {
 		}
 	}
 	b := QueueTurn(Scope{Root: r.Session, Agent: r.Session, Turn: id, OriginTurn: id},
-		TurnBody{Origin: OriginUser, Input: r.Input, InputHash: hash}, time.Time{})
+		TurnBody{Origin: OriginUser, Input: r.Input, InputHash: hash, Trace: r.Trace}, time.Time{})
 	b.Tree = r.Session
 	b.Checks = []Check{{Kind: KindSession, Key: string(r.Session), States: []State{StateOpen}}}
 	b.Guards = []Guard{{Kind: KindTurn, Owner: r.Session, States: []State{StateQueued}, Max: m.cfg.MaxQueued}}
@@ -670,7 +673,7 @@ func (m *Manager) Quiescent(ctx context.Context, root ID, origin TurnID) (bool, 
 			return false, fmt.Errorf("session %s: %w", root, err)
 		}
 		for _, kind := range kinds {
-			recs, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: kind, Origin: origin, States: states(kind), Limit: 1})
+			recs, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: kind, Origin: origin, States: states(kind), Limit: 1, NoBody: true})
 			if err != nil {
 				return false, fmt.Errorf("session %s: %w", root, err)
 			}

@@ -268,6 +268,9 @@ func (m *Memory) Records(ctx context.Context, q RecordQuery) ([]Record, error) {
 	records := make([]Record, len(found))
 	for i, rec := range found {
 		records[i] = rec.Record
+		if q.NoBody {
+			records[i].Body = nil
+		}
 	}
 	return records, nil
 }

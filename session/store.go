@@ -75,6 +75,8 @@ type RecordQuery struct {
 	States    []State
 	DueBefore time.Time // only records with a due time before it
 	Limit     int
+	// NoBody leaves the records' bodies out, for who only counts or wants keys and states.
+	NoBody bool
 }
 
 // TreeInfo is what a store knows of a tree.

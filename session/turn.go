@@ -84,6 +84,8 @@ type TurnBody struct {
 	Deadline   time.Time  `json:"deadline,omitzero"`  // absolute end of the turn; zero: none of its own
 	StartedAt  time.Time  `json:"startedAt,omitzero"`
 	Ended      *TurnEnded `json:"ended,omitempty"`
+	Trace      string     `json:"trace,omitempty"` // W3C traceparent of what caused the turn
+	Links      []string   `json:"links,omitempty"` // those of what it folds back
 }
 
 // TurnRunner runs one turn until it ends. agentloop.Loop implements it.

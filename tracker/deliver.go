@@ -163,6 +163,7 @@ func (p *PendingA2ATask) item(kind session.ItemKind, r Reply, late, askerEnded b
 		Kind: kind, Call: p.ID, From: p.Peer, Asker: p.SessionID, AskerName: p.AskerName, AskerEnded: askerEnded,
 		ToolCall: p.ToolCallID, Turn: p.TurnID, Parent: p.ParentID, Mode: p.Mode, Question: p.Question, Asked: p.SentAt,
 		PeerTask: p.PeerTaskID, Attempt: p.Attempt, Deadline: p.Deadline, At: r.At, State: r.State, Late: late, Text: r.Content(), Artifacts: r.Artifacts, Generation: p.Generation,
+		Trace: p.Trace,
 	})
 }
 

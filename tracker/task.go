@@ -84,6 +84,8 @@ type PendingA2ATask struct {
 	// is nothing to cancel any more.
 	CancelReason   string `json:"cancelReason,omitempty"`
 	CancelAnswered bool   `json:"cancelAnswered,omitempty"`
+	// Trace is the W3C traceparent of the call's span, under which a later life of the process follows the call.
+	Trace string `json:"trace,omitempty"`
 
 	State session.State `json:"-"`
 	Rev   uint64        `json:"-"`
@@ -127,6 +129,8 @@ type Request struct {
 	AskerName string          // "the primary", or the subagent's description
 	// CancelOnTimeout cancels the call where it would be detached.
 	CancelOnTimeout bool
+	// Trace is the W3C traceparent of the call's span; empty: there is none.
+	Trace string
 }
 
 // Reply is what a peer answered, or what stands for its answer.

@@ -74,7 +74,7 @@ func (t *Tracker) Register(ctx context.Context, turn *session.Turn, r Request) (
 		ToolCallID: r.ToolCall, Peer: r.Peer, Transport: r.Transport, Mode: r.Mode, State: StateOpen,
 		SentAt: time.Now().UTC(), Deadline: r.Deadline.UTC(), ReplyBy: r.ReplyBy.UTC(), ContextID: r.ContextID, Attempt: 1,
 		Generation: turn.Body.Generation, AskerName: r.AskerName, Question: session.Shorten(r.Question, questionBudget, ""),
-		CancelOnTimeout: r.CancelOnTimeout, Request: r.Message,
+		CancelOnTimeout: r.CancelOnTimeout, Request: r.Message, Trace: r.Trace,
 	}
 	if r.ReplyBy.IsZero() {
 		p.ReplyBy = p.Deadline.Add(t.cfg.ReplyRetention)

@@ -251,7 +251,7 @@ func (t *Tracker) scan(ctx context.Context) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	recs, err := t.cfg.Store.Records(ctx, session.RecordQuery{Kind: session.KindCall, States: []session.State{StateWaiting}})
+	recs, err := t.cfg.Store.Records(ctx, session.RecordQuery{Kind: session.KindCall, States: []session.State{StateWaiting}, NoBody: true})
 	if err != nil {
 		return err
 	}

@@ -105,6 +105,7 @@ func testRecordsComeInTheOrderOfInsertion(t *testing.T, s *suite) {
 		{Owner: agentB, Kind: testKind, States: states[:1]}, {Tree: trees[0], Owner: agentB, Kind: testKind, States: states},
 		{Origin: "t_1"}, {Tree: trees[0], Kind: testKind, Origin: "t_2", States: states[:2]}, {States: []session.State{"open", "open"}},
 		{Kind: "none"}, {Tree: "s_none"}, {Owner: "s_none"}, {States: []session.State{"none"}}, {Kind: testKind, States: []session.State{"none"}},
+		{NoBody: true}, {Tree: trees[0], Kind: testKind, States: states[:2], Limit: 3, NoBody: true},
 	} {
 		equal(t, fmt.Sprintf("records of %+v", q), selectRecords(all, q), s.records(q))
 	}
@@ -121,6 +122,9 @@ func selectRecords(all []session.Record, q session.RecordQuery) []session.Record
 		if (q.Tree == "" || r.Tree == q.Tree) && (q.Kind == "" || r.Kind == q.Kind) && (q.Owner == "" || r.Owner == q.Owner) &&
 			(q.Origin == "" || r.Origin == q.Origin) && (len(q.States) == 0 || slices.Contains(q.States, r.State)) &&
 			(q.DueBefore.IsZero() || !r.Due.IsZero() && r.Due.Before(q.DueBefore)) {
+			if q.NoBody {
+				r.Body = nil
+			}
 			found = append(found, r)
 		}
 	}

@@ -112,7 +112,11 @@ func (s *Store) Records(ctx context.Context, q session.RecordQuery) ([]session.R
 	case q.Tree != "":
 		index = ` INDEXED BY records_by_tree`
 	}
-	query := `SELECT ` + recordColumns + ` FROM records` + index
+	columns := recordColumns
+	if q.NoBody {
+		columns = strings.Replace(columns, "body", "NULL", 1)
+	}
+	query := `SELECT ` + columns + ` FROM records` + index
 	if len(where) > 0 {
 		query += ` WHERE ` + strings.Join(where, ` AND `)
 	}

@@ -49,6 +49,8 @@ type Store struct {
 	writing sync.WaitGroup
 	close   func() error
 
+	found, schema int64 // versions of the schema: when the database was opened, and now
+
 	mu     sync.Mutex
 	closed bool
 	reads  statements
@@ -138,6 +140,7 @@ func (s *Store) openToWrite(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.found, s.schema = have, want
 	if have < want {
 		if err := migrate(ctx, s.writeDB); err != nil {
 			return err
@@ -199,6 +202,10 @@ func openDB(path, params string, size int, pragmas ...string) (*sql.DB, error) {
 	db.SetMaxIdleConns(size)
 	return db, nil
 }
+
+// Schema returns the version of the schema that the database had when it was opened for writing, 0 if it was new, and the
+// one it has now.
+func (s *Store) Schema() (found, now int64) { return s.found, s.schema }
 
 // Close implements [session.Store]. It ends the store's goroutines and gives back the lock.
 func (s *Store) Close() error { return s.close() }
