@@ -26,7 +26,7 @@ func TestBackupBesideAWriterIsWholeAndItsOwn(t *testing.T) {
 	add := func() session.ID {
 		t.Helper()
 		id := session.NewID()
-		event := session.NewEvent(session.Scope{Root: id, Agent: id}, session.EventSessionState, session.SessionState{State: "idle"})
+		event := session.Scope{Root: id, Agent: id}.Event(session.EventSessionState, session.SessionState{State: "idle"})
 		if _, err := live.Commit(ctx, session.Batch{Tree: id, Create: true, Events: []session.Event{event}}); err != nil {
 			t.Fatal(err)
 		}
