@@ -28,6 +28,9 @@ type outcome struct {
 
 // outcomeOf sorts the errors of a [Client].
 func outcomeOf(err error) outcome {
+	if _, ok := errors.AsType[*AddressError](err); ok {
+		return outcome{kind: refused}
+	}
 	if _, ok := errors.AsType[*NotSentError](err); ok {
 		return outcome{kind: notSent}
 	}

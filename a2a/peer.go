@@ -75,6 +75,11 @@ type Peer struct {
 	Resend          Resend            // Defaults to ResendAuto.
 	OnInputRequired OnInputRequired   // Defaults to OnInputRequiredReturn.
 	Headers         map[string]Secret // sent with every request
+	// Credentials are what the security schemes of the card may ask for.
+	Credentials []Credential
+	TLS         TLS
+	// Registered says that the peer was added at run time: its addresses, and those it leads to, are checked.
+	Registered bool
 }
 
 // Identity is what the peer is known by in a chain of agents: the URL of its card, or of its first endpoint.

@@ -36,6 +36,8 @@ type peerYAML struct {
 	Resend          string            `yaml:"resend"`
 	OnInputRequired string            `yaml:"on_input_required"`
 	Headers         map[string]string `yaml:"headers"`
+	Credentials     []credentialYAML  `yaml:"credentials"`
+	TLS             tlsYAML           `yaml:"tls"`
 }
 
 type endpointYAML struct {
@@ -47,7 +49,9 @@ type endpointYAML struct {
 // peerKeys are the keys an unknown one is compared with.
 var peerKeys = []string{
 	"peers", "name", "card", "endpoints", "streaming", "description", "timeout", "on_timeout", "resend", "on_input_required",
-	"headers", "url", "binding", "version",
+	"headers", "url", "binding", "version", "credentials", "tls", "type", "scheme", "value_env", "value_file", "in",
+	"client_id_env", "client_id_file", "client_secret_env", "client_secret_file", "token_url", "scopes", "client_auth",
+	"ca_file", "cert_file", "key_file", "server_name",
 }
 
 // LoadPeers reads a peers file. ${env:NAME} in a header's value is read from the environment.
@@ -56,12 +60,17 @@ func LoadPeers(path string) ([]Peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read peers: %w", err)
 	}
-	return ParsePeers(filepath.Base(path), data, os.LookupEnv)
+	return parsePeers(filepath.Base(path), data, secrets{dir: filepath.Dir(path), env: os.LookupEnv})
 }
 
-// ParsePeers reads the text of a peers file. file names it in errors, which say the line; env looks up what ${env:NAME}
-// stands for. An unknown key, a name used twice and a variable that isn't set are errors.
+// ParsePeers reads the text of a peers file. file names it in errors, which say the line, and the files it names are
+// relative to its folder; env looks up what ${env:NAME} and the keys *_env stand for. An unknown key, a name used twice, and
+// a variable or file of a secret that isn't there are errors.
 func ParsePeers(file string, data []byte, env func(string) (string, bool)) ([]Peer, error) {
+	return parsePeers(file, data, secrets{dir: filepath.Dir(file), env: env})
+}
+
+func parsePeers(file string, data []byte, from secrets) ([]Peer, error) {
 	doc, err := parseYAML(data)
 	if err != nil {
 		return nil, located(file, err)
@@ -72,7 +81,7 @@ func ParsePeers(file string, data []byte, env func(string) (string, bool)) ([]Pe
 	}
 	at := func(i int, field string, err error) error {
 		path := fmt.Sprintf("$.peers[%d]", i)
-		for _, p := range []string{path + "." + field, path} {
+		for _, p := range []string{path + "." + field, parentOf(path + "." + field), path} {
 			if yp, perr := yaml.PathString(p); perr == nil && doc != nil {
 				if node, ferr := yp.FilterFile(doc); ferr == nil && node.GetToken() != nil {
 					return fmt.Errorf("%s:%d: %w", file, node.GetToken().Position.Line, err)
@@ -97,8 +106,21 @@ func ParsePeers(file string, data []byte, env func(string) (string, bool)) ([]Pe
 			}
 			p.Timeout = d
 		}
-		if p.Headers, err = headers(y.Headers, env); err != nil {
+		if p.Headers, err = headers(y.Headers, from.env); err != nil {
 			return nil, at(i, "headers", err)
+		}
+		for j, cy := range y.Credentials {
+			c, field, err := from.credential(cy)
+			if err != nil {
+				return nil, at(i, fmt.Sprintf("credentials[%d].%s", j, field), err)
+			}
+			p.Credentials = append(p.Credentials, c)
+		}
+		p.TLS = TLS{
+			CAFile: from.path(y.TLS.CAFile), CertFile: from.path(y.TLS.CertFile), KeyFile: from.path(y.TLS.KeyFile), ServerName: y.TLS.ServerName,
+		}
+		if field, err := p.TLS.check(); err != nil {
+			return nil, at(i, "tls."+field, err)
 		}
 		p, field, err := p.withDefaults()
 		if err != nil {
@@ -111,6 +133,9 @@ func ParsePeers(file string, data []byte, env func(string) (string, bool)) ([]Pe
 	}
 	return peers, nil
 }
+
+// parentOf returns the path without its last key.
+func parentOf(path string) string { return path[:strings.LastIndexByte(path, '.')] }
 
 // parseYAML returns the file's one document, for the lines of errors; nil when the file holds nothing.
 func parseYAML(data []byte) (*ast.File, error) {

@@ -18,6 +18,9 @@ import (
 // RegistryConfig configures a [Registry].
 type RegistryConfig struct {
 	Peers []Peer
+	// RegisteredFile keeps the agents that are added while the product runs. It need not exist. Empty: they are forgotten
+	// when the process ends.
+	RegisteredFile string
 	// Transport fetches cards and connects. Required.
 	Transport Transport
 	// Refresh is how old a card may get before it is fetched again. Defaults to 4 hours.
@@ -27,11 +30,15 @@ type RegistryConfig struct {
 	Logger      *slog.Logger // nil logs nothing
 }
 
-// Registry is the peers the operator named, with what their cards say. Cards are fetched when they are first needed and
-// when they are old; a card that can't be fetched again is kept.
+// Registry is the peers the operator named and those registered since, with what their cards say. Cards are fetched when
+// they are first needed and when they are old; a card that can't be fetched again is kept.
 type Registry struct {
-	cfg   RegistryConfig
-	peers []*entry // in the order of the file
+	cfg    RegistryConfig
+	listed []*entry // in the order of the file
+	file   *registeredFile
+
+	mu         sync.Mutex
+	registered []*entry // in the order of their registration, those without whose name is listed
 }
 
 // entry is one peer and its card.
@@ -75,22 +82,74 @@ func NewRegistry(cfg RegistryConfig) (*Registry, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Registry{cfg: cfg}
+	r := &Registry{cfg: cfg, file: &registeredFile{path: cfg.RegisteredFile}}
 	for _, p := range cfg.Peers {
 		p, _, err := p.withDefaults()
 		if err != nil {
 			return nil, fmt.Errorf("peer %q: %w", p.Name, err)
 		}
-		if _, ok := r.find(p.Name); ok {
+		if slices.ContainsFunc(r.listed, func(e *entry) bool { return e.peer.Name == p.Name }) {
 			return nil, fmt.Errorf("there are two peers named %q", p.Name)
 		}
-		r.peers = append(r.peers, &entry{peer: p})
+		r.listed = append(r.listed, &entry{peer: p})
 	}
+	if _, err := r.file.load(true); err != nil {
+		return nil, err
+	}
+	r.take()
 	return r, nil
 }
 
+// entries returns all peers, those registered by another process included.
+func (r *Registry) entries() []*entry {
+	changed, err := r.file.load(false)
+	if err != nil {
+		r.cfg.Logger.Warn("can't read the registered agents again; the old ones are kept", "err", err)
+	}
+	if changed {
+		r.take()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Concat(r.listed, r.registered)
+}
+
+// take makes the registrations the registered peers. One that is the same as before keeps its card.
+func (r *Registry) take() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var entries []*entry
+	for _, g := range r.file.list() {
+		p, err := g.peer()
+		if err != nil {
+			continue // it was checked when it was read
+		}
+		if slices.ContainsFunc(r.listed, func(e *entry) bool { return e.peer.Name == p.Name }) {
+			r.cfg.Logger.Warn("a registered agent is hidden by one of peers.yaml", "peer", p.Name)
+			continue
+		}
+		e := &entry{peer: p}
+		for _, old := range r.registered {
+			if old.peer.Name == p.Name && old.peer.Card == p.Card && old.peer.Description == p.Description {
+				e = old
+			}
+		}
+		entries = append(entries, e)
+	}
+	r.registered = entries
+}
+
+// change edits the registrations, in the file and here.
+func (r *Registry) change(edit func([]Registration) ([]Registration, error)) error {
+	if err := r.file.update(edit); err != nil {
+		return err
+	}
+	r.take()
+	return nil
+}
+
 func (r *Registry) find(name string) (*entry, bool) {
-	for _, e := range r.peers {
+	for _, e := range r.entries() {
 		if e.peer.Name == name {
 			return e, true
 		}
@@ -98,10 +157,11 @@ func (r *Registry) find(name string) (*entry, bool) {
 	return nil, false
 }
 
-// Peers returns the peers in the order they were given.
+// Peers returns the peers in the order they were given, then the registered ones.
 func (r *Registry) Peers() []Peer {
-	out := make([]Peer, len(r.peers))
-	for i, e := range r.peers {
+	entries := r.entries()
+	out := make([]Peer, len(entries))
+	for i, e := range entries {
 		out[i] = e.peer
 	}
 	return out
@@ -113,7 +173,7 @@ func (r *Registry) Lookup(name string) (Peer, error) {
 		return e.peer, nil
 	}
 	err := &UnknownPeerError{Name: name}
-	for _, e := range r.peers {
+	for _, e := range r.entries() {
 		err.Known = append(err.Known, e.peer.Name)
 	}
 	err.Nearest = session.Nearest(name, err.Known)
@@ -132,6 +192,11 @@ func (r *Registry) connect(ctx context.Context, name string) (Client, bool, erro
 		}
 		return nil, false, err
 	}
+	return r.connectEntry(ctx, e)
+}
+
+// connectEntry returns a client by an entry's card, and whether the peer can stream.
+func (r *Registry) connectEntry(ctx context.Context, e *entry) (Client, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.client == nil {
@@ -243,6 +308,7 @@ type Info struct {
 	Name        string     `json:"name"`
 	Description string     `json:"description,omitempty"` // the operator's, else the card's
 	Card        string     `json:"card,omitempty"`        // where the card is
+	Registered  bool       `json:"registered,omitempty"`  // added at run time, not listed by the operator
 	Reachable   bool       `json:"reachable"`
 	Problem     string     `json:"problem,omitempty"` // why its card can't be had
 	Version     string     `json:"version,omitempty"`
@@ -257,15 +323,19 @@ func (r *Registry) Info(ctx context.Context, name string) (Info, error) {
 	if _, err := r.Lookup(name); err != nil {
 		return Info{}, err
 	}
-	e, _ := r.find(name)
+	e, ok := r.find(name)
+	if !ok {
+		return Info{}, &UnknownPeerError{Name: name}
+	}
 	return r.info(ctx, e), nil
 }
 
 // Infos returns what is known of all peers, in their order. Cards are fetched at the same time.
 func (r *Registry) Infos(ctx context.Context) []Info {
-	out := make([]Info, len(r.peers))
+	entries := r.entries()
+	out := make([]Info, len(entries))
 	var wg sync.WaitGroup
-	for i, e := range r.peers {
+	for i, e := range entries {
 		wg.Go(func() { out[i] = r.info(ctx, e) })
 	}
 	wg.Wait()
@@ -273,10 +343,10 @@ func (r *Registry) Infos(ctx context.Context) []Info {
 }
 
 func (r *Registry) info(ctx context.Context, e *entry) Info {
-	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card}
+	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card, Registered: e.peer.Registered}
 	card, err := r.card(ctx, e, false)
 	if err == nil {
-		_, _, err = r.connect(ctx, e.peer.Name)
+		_, _, err = r.connectEntry(ctx, e)
 	}
 	in.Reachable = err == nil
 	if err != nil {
