@@ -9,18 +9,16 @@ package openai
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"iter"
 	"net/http"
-	"net/url"
 	"strings"
-	"time"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/packages/ssestream"
 
 	"orchestrator/llm"
+	"orchestrator/llm/llmhttp"
 )
 
 // DefaultBaseURL is OpenAI's own.
@@ -43,10 +41,7 @@ type Config struct {
 
 // Model is a server's chat completions. It is safe for concurrent use.
 type Model struct {
-	name        string
-	host        string
-	hasKey      bool
-	secrets     *strings.Replacer
+	server      *llmhttp.Server
 	completions openai.ChatCompletionService
 	// maxCompletionTokens says which of the two names of the limit the server knows; see [Model.params].
 	maxCompletionTokens bool
@@ -56,80 +51,32 @@ var _ llm.Model = (*Model)(nil)
 
 // New returns the model of a server. It makes no connection.
 func New(cfg Config) (*Model, error) {
-	base := strings.TrimSpace(cmp.Or(cfg.BaseURL, DefaultBaseURL))
-	u, err := url.Parse(base)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		// The address isn't repeated: it may hold a password.
-		return nil, errors.New("openai: BaseURL must be an address like https://host/v1")
+	server, err := llmhttp.New(llmhttp.Config{
+		Adapter: "openai", BaseURL: cmp.Or(strings.TrimSpace(cfg.BaseURL), DefaultBaseURL), APIKey: cfg.APIKey, Name: cfg.Name,
+		Headers: cfg.Headers, HTTPClient: cfg.HTTPClient,
+	})
+	if err != nil {
+		return nil, err
 	}
-	if u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-		return nil, fmt.Errorf("openai: BaseURL must be an address like https://host/v1, without user, query and fragment; use Headers for credentials (host %s)", u.Host)
-	}
-	key := strings.TrimSpace(cfg.APIKey)
-	if strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return nil, errors.New("openai: APIKey holds a blank or a character that is not ASCII")
-	}
-	client := http.Client{Transport: newTransport()}
-	if cfg.HTTPClient != nil {
-		client = *cfg.HTTPClient
-	}
-	// A redirect would turn the request into a GET, or take the key to another server. The error names the new address.
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
 	opts := []option.RequestOption{
-		option.WithBaseURL(u.String()),
-		option.WithHTTPClient(&client),
+		option.WithBaseURL(server.URL.String()),
+		option.WithHTTPClient(server.Client),
 		option.WithMaxRetries(0),
+		option.WithMiddleware(server.CheckResponse),
 	}
-	secrets := []string{}
-	hide := func(s string) {
-		if len(s) >= 6 { // shorter ones are no secrets, and would tear holes into plain words
-			secrets = append(secrets, s, "[hidden]")
-		}
+	if server.Key != "" {
+		opts = append(opts, option.WithAPIKey(server.Key))
 	}
-	if key != "" {
-		opts = append(opts, option.WithAPIKey(key))
-		hide(key)
-	}
-	hasKey := key != ""
 	for name, value := range cfg.Headers {
-		if !validHeader(name, value) {
-			return nil, fmt.Errorf("openai: Headers: %q is not a header that can be sent", name)
-		}
 		opts = append(opts, option.WithHeader(name, value))
-		hide(value)
-		if _, token, ok := strings.Cut(value, " "); ok {
-			hide(token)
-		}
-		hasKey = hasKey || strings.EqualFold(name, "Authorization")
 	}
-	m := &Model{
-		name:                cmp.Or(cfg.Name, "openai"),
-		host:                u.Host,
-		hasKey:              hasKey,
-		secrets:             strings.NewReplacer(secrets...),
-		maxCompletionTokens: isOpenAI(u.Hostname()),
-	}
-	opts = append(opts, option.WithMiddleware(m.checkResponse))
-	// A service, unlike the SDK's client, takes nothing from the environment: a key meant for OpenAI must not go to
-	// whatever server BaseURL names.
-	m.completions = openai.NewChatCompletionService(opts...)
-	return m, nil
-}
-
-func newTransport() http.RoundTripper {
-	t, ok := http.DefaultTransport.(*http.Transport)
-	if !ok {
-		return http.DefaultTransport // somebody wrapped it, for traces say
-	}
-	t = t.Clone()
-	t.MaxIdleConnsPerHost = 32
-	return t
-}
-
-func validHeader(name, value string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }) &&
-		!strings.ContainsAny(value, "\r\n\x00")
+	return &Model{
+		server: server,
+		// A service, unlike the SDK's client, takes nothing from the environment: a key meant for OpenAI must not go to
+		// whatever server BaseURL names.
+		completions:         openai.NewChatCompletionService(opts...),
+		maxCompletionTokens: isOpenAI(server.URL.Hostname()),
+	}, nil
 }
 
 // isOpenAI says whether the host is one of OpenAI's own or Azure's.
@@ -145,44 +92,17 @@ func isOpenAI(host string) bool {
 
 // Stream makes one model call.
 func (m *Model) Stream(ctx context.Context, r llm.Request) iter.Seq2[llm.Chunk, error] {
-	return func(yield func(llm.Chunk, error) bool) {
-		err := m.stream(ctx, r, func(c llm.Chunk) bool { return yield(c, nil) })
-		if err == nil {
-			return
-		}
-		if ended := ctx.Err(); ended != nil {
-			err = ended
-		}
-		yield(llm.Chunk{}, err)
-	}
-}
-
-// stream returns nil when the stop was emitted or the reader wants no more.
-func (m *Model) stream(caller context.Context, r llm.Request, emit func(llm.Chunk) bool) error {
-	if err := caller.Err(); err != nil {
-		return err
-	}
-	params, err := m.params(r)
-	if err != nil {
-		return &llm.Error{Provider: m.name, Message: m.clean(err.Error()), Err: err}
-	}
-	ctx, cancel := context.WithCancel(caller)
-	defer cancel()
-
-	var res *http.Response
-	if err := m.completions.NewStreaming(ctx, params, option.WithResponseInto(&res)).Err(); err != nil {
-		return m.requestError(err)
-	}
-	defer res.Body.Close()
-
-	reader := newReader(m, res, emit)
-	done, err := reader.read(ctx)
-	if done {
-		// What is left is the end of the body. A connection whose body was read to its end is used again; one that takes
-		// its time is not worth waiting for.
-		timer := time.AfterFunc(50*time.Millisecond, cancel)
-		defer timer.Stop()
-		drain(res.Body)
-	}
-	return err
+	return llmhttp.Stream(ctx, m.server, llmhttp.Call[ssestream.Event]{
+		Open: func(ctx context.Context) (*http.Response, error) {
+			params, err := m.params(r)
+			if err != nil {
+				return nil, m.server.Error(m.server.Clean(err.Error()), false, err)
+			}
+			var res *http.Response
+			err = m.completions.NewStreaming(ctx, params, option.WithResponseInto(&res)).Err()
+			return res, err
+		},
+		Events: func(res *http.Response) llmhttp.Decoder[ssestream.Event] { return ssestream.NewDecoder(res) },
+		Reader: func(emit func(llm.Chunk)) llmhttp.Reader { return newReader(m, emit) },
+	})
 }

@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 
 	"orchestrator/llm"
+	"orchestrator/llm/llmhttp"
 )
 
 // params maps a request.
@@ -61,17 +61,11 @@ func (m *Model) params(r llm.Request) (openai.ChatCompletionNewParams, error) {
 		if tool.Description != "" {
 			fn.Description = param.NewOpt(tool.Description)
 		}
-		if len(tool.Schema) > 0 {
-			// Values stay as they are written: the SDK would make strings of json.Number, and float64 rounds.
-			var schema map[string]json.RawMessage
-			if err := json.Unmarshal(tool.Schema, &schema); err != nil {
-				return p, fmt.Errorf("the schema of tool %q is not a JSON object: %w", tool.Name, err)
-			}
-			fn.Parameters = make(shared.FunctionParameters, len(schema))
-			for k, v := range schema {
-				fn.Parameters[k] = v
-			}
+		schema, err := llmhttp.SchemaFields(tool)
+		if err != nil {
+			return p, err
 		}
+		fn.Parameters = schema
 		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(fn))
 	}
 	return p, nil
@@ -94,7 +88,7 @@ func (m *Model) assistant(msg llm.Message, current bool) *openai.ChatCompletionA
 				ID: call.ID,
 				Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{
 					Name:      call.Name,
-					Arguments: argumentObject(call.Args),
+					Arguments: string(llmhttp.ArgumentObject(call.Args)),
 				},
 			},
 		})
@@ -104,29 +98,9 @@ func (m *Model) assistant(msg llm.Message, current bool) *openai.ChatCompletionA
 	// it in older messages.
 	if current && msg.Reasoning != "" && len(msg.ToolCalls) > 0 {
 		var o opaque
-		if err := json.Unmarshal(msg.Opaque[m.name], &o); err == nil && o.ReasoningField != "" {
+		if err := json.Unmarshal(msg.Opaque[m.server.Name()], &o); err == nil && o.ReasoningField != "" {
 			a.SetExtraFields(map[string]any{o.ReasoningField: msg.Reasoning})
 		}
 	}
 	return a
-}
-
-// argumentObject returns arguments as the JSON object that servers insist on, also those that the model got wrong.
-func argumentObject(args json.RawMessage) string {
-	trimmed := bytes.TrimSpace(args)
-	if len(trimmed) == 0 {
-		return "{}"
-	}
-	if trimmed[0] == '{' && json.Valid(trimmed) {
-		return string(trimmed)
-	}
-	wrong := map[string]any{"invalid_arguments": string(trimmed)}
-	if json.Valid(trimmed) {
-		wrong["invalid_arguments"] = json.RawMessage(trimmed)
-	}
-	b, err := json.Marshal(wrong)
-	if err != nil {
-		panic("openai: a string can't be marshalled: " + err.Error())
-	}
-	return string(b)
 }

@@ -2,65 +2,22 @@ package openai
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
-	"io"
-	"mime"
-	"net/http"
 	"strings"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/packages/respjson"
-	"github.com/openai/openai-go/v3/packages/ssestream"
 
 	"orchestrator/llm"
+	"orchestrator/llm/llmhttp"
 	"orchestrator/session"
 )
 
-// The bounds of an answer in bytes. The longest lines are tool calls that come in one piece.
-const (
-	maxLine   = 8 << 20
-	maxAnswer = 64 << 20
-)
-
-var errTooLarge = errors.New("the answer is too large")
-
-// boundedBody bounds a body and its lines.
-type boundedBody struct {
-	io.ReadCloser
-	line, total int
-}
-
-func (b *boundedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.total += n
-	if i := bytes.LastIndexByte(p[:n], '\n'); i >= 0 {
-		b.line = n - i - 1
-	} else {
-		b.line += n
-	}
-	if b.total > maxAnswer || b.line > maxLine {
-		return 0, errTooLarge
-	}
-	return n, err
-}
-
-// drain reads a little of what is left.
-func drain(body io.Reader) {
-	// The error says only that the connection can't be used again.
-	_, _ = io.CopyN(io.Discard, body, 4<<10)
-}
-
 // reader turns one event stream into chunks.
 type reader struct {
-	m      *Model
-	res    *http.Response
-	events ssestream.Decoder
-	send   func(llm.Chunk) bool
-	closed bool // the reader of the chunks wants no more
+	m    *Model
+	emit func(llm.Chunk)
 
-	seen           bool // any event at all
 	finish         string
 	refused        bool
 	calls          []*call // in the order they came
@@ -68,6 +25,8 @@ type reader struct {
 	byIndex        map[int64]*call
 	reasoningField string
 }
+
+var _ llmhttp.Reader = (*reader)(nil)
 
 // call is a tool call in the making.
 type call struct {
@@ -78,67 +37,21 @@ type call struct {
 	started bool
 }
 
-func newReader(m *Model, res *http.Response, emit func(llm.Chunk) bool) *reader {
-	res.Body = &boundedBody{ReadCloser: res.Body}
-	return &reader{m: m, res: res, events: ssestream.NewDecoder(res), send: emit, byIndex: make(map[int64]*call)}
+func newReader(m *Model, emit func(llm.Chunk)) *reader {
+	return &reader{m: m, emit: emit, byIndex: make(map[int64]*call)}
 }
 
-func (r *reader) emit(c llm.Chunk) {
-	if !r.closed && !r.send(c) {
-		r.closed = true
+// Event implements [llmhttp.Reader]. Some servers leave out the [DONE].
+func (r *reader) Event(kind string, data []byte) (last bool, err error) {
+	if bytes.HasPrefix(data, []byte("[DONE]")) {
+		return true, nil
 	}
-}
-
-// read returns nil when the stop was emitted or nobody reads any more. done says that the stream itself has ended well.
-func (r *reader) read(ctx context.Context) (done bool, err error) {
-	for r.events.Next() {
-		if err := ctx.Err(); err != nil {
-			return false, err // what was read before isn't news any more
-		}
-		e := r.events.Event()
-		data := bytes.TrimSpace(e.Data)
-		if len(data) == 0 {
-			continue
-		}
-		r.seen = true
-		if bytes.HasPrefix(data, []byte("[DONE]")) {
-			return true, r.stop()
-		}
-		if err := r.event(e.Type, data); err != nil {
-			return false, err
-		}
-		if r.closed {
-			return false, nil
-		}
-	}
-	switch err := r.events.Err(); {
-	case errors.Is(err, errTooLarge):
-		return false, r.m.error("the answer is larger than this program takes", false, err)
-	case err != nil:
-		return false, r.m.error("the stream broke off", true, err)
-	case !r.seen && !r.isEventStream():
-		return false, r.m.error("the server sent no event stream; check the base URL", false, nil)
-	}
-	// A body that ended in order may lack its [DONE]: some servers leave it out. Whether the model was done is said by
-	// finish_reason.
-	return false, r.stop()
-}
-
-func (r *reader) isEventStream() bool {
-	mediaType, _, err := mime.ParseMediaType(r.res.Header.Get("Content-Type"))
-	return err != nil || mediaType == "text/event-stream"
-}
-
-func (r *reader) event(kind string, data []byte) error {
 	var chunk openai.ChatCompletionChunk
-	if data[0] != '{' {
-		return r.m.error("the stream holds something that is not a JSON object", true, nil)
-	}
-	if err := json.Unmarshal(data, &chunk); err != nil {
-		return r.m.error("the stream holds something that is not JSON", true, err)
+	if err := r.m.server.Unmarshal(data, &chunk); err != nil {
+		return false, err
 	}
 	if kind == "error" || isSet(chunk.JSON.ExtraFields["error"]) || string(chunk.Object) == "error" {
-		return r.m.streamError(data)
+		return false, r.m.server.StreamError(data)
 	}
 	if isSet(chunk.JSON.Usage) {
 		r.emit(llm.Chunk{Kind: llm.ChunkUsage, Usage: usage(chunk.Usage)})
@@ -153,7 +66,7 @@ func (r *reader) event(kind string, data []byte) error {
 		}
 		break
 	}
-	return nil
+	return false, nil
 }
 
 func (r *reader) delta(d openai.ChatCompletionChunkChoiceDelta) {
@@ -252,8 +165,8 @@ func (r *reader) callOf(f fragment) *call {
 	return c
 }
 
-// stop ends the answer if the model said that it is done.
-func (r *reader) stop() error {
+// Stop implements [llmhttp.Reader]. Whether the model was done is said by finish_reason.
+func (r *reader) Stop() error {
 	reason, err := r.stopReason()
 	if err != nil {
 		return err
@@ -268,9 +181,9 @@ func (r *reader) stop() error {
 	if r.reasoningField != "" {
 		b, err := json.Marshal(opaque{ReasoningField: r.reasoningField})
 		if err != nil {
-			return r.m.error("the name of a field can't be kept", false, err)
+			return r.m.server.Error("the name of a field can't be kept", false, err)
 		}
-		stop.Opaque = map[string]json.RawMessage{r.m.name: b}
+		stop.Opaque = map[string]json.RawMessage{r.m.server.Name(): b}
 	}
 	r.emit(stop)
 	return nil
@@ -279,9 +192,9 @@ func (r *reader) stop() error {
 func (r *reader) stopReason() (llm.StopReason, error) {
 	switch strings.ToLower(r.finish) {
 	case "":
-		return "", r.m.error("the stream broke off", true, nil)
+		return "", r.m.server.Error("the stream broke off", true, nil)
 	case "error", "abort", "cancelled", "insufficient_system_resource":
-		return "", r.m.error("the server gave up in the middle of the answer ("+strings.ToLower(r.finish)+")", true, nil)
+		return "", r.m.server.Error("the server gave up in the middle of the answer ("+strings.ToLower(r.finish)+")", true, nil)
 	case "length", "max_tokens", "model_length":
 		return llm.StopMaxTokens, nil
 	case "content_filter", "refusal", "safety":

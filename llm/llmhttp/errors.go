@@ -1,4 +1,4 @@
-package openai
+package llmhttp
 
 import (
 	"crypto/tls"
@@ -21,14 +21,14 @@ import (
 // maxErrorBody bounds what is read of an answer that is no stream.
 const maxErrorBody = 64 << 10
 
-// error returns an error of this model that has no HTTP status.
-func (m *Model) error(message string, retryable bool, err error) *llm.Error {
-	return &llm.Error{Provider: m.name, Message: message, Retryable: retryable, Err: err}
+// Error returns an error of this server that has no HTTP status.
+func (s *Server) Error(message string, retryable bool, err error) *llm.Error {
+	return &llm.Error{Provider: s.name, Message: message, Retryable: retryable, Err: err}
 }
 
-// checkResponse lets only event streams pass. It stands between the SDK and the wire, since the SDK reads an error's body
-// without a bound and takes only one of its many forms.
-func (m *Model) checkResponse(req *http.Request, next func(*http.Request) (*http.Response, error)) (*http.Response, error) {
+// CheckResponse lets only event streams pass. It is a middleware of the SDK and stands between it and the wire, since the
+// SDK reads an error's body without a bound and takes only one of its many forms.
+func (s *Server) CheckResponse(req *http.Request, next func(*http.Request) (*http.Response, error)) (*http.Response, error) {
 	res, err := next(req)
 	if err != nil {
 		return nil, err
@@ -45,10 +45,10 @@ func (m *Model) checkResponse(req *http.Request, next func(*http.Request) (*http
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxErrorBody))
 	if err != nil && res.StatusCode == http.StatusOK {
-		return nil, m.error("the answer broke off", true, err)
+		return nil, s.Error("the answer broke off", true, err)
 	}
 	if isHTML || strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(body))), "<!doctype html") {
-		e := m.error("the server answered with a web page (HTML); check the base URL, and what stands between here and the server", false, nil)
+		e := s.Error("the server answered with a web page (HTML); check the base URL, and what stands between here and the server", false, nil)
 		e.Status, e.Retryable = res.StatusCode, retryableStatus(res.StatusCode)
 		e.RetryAfter = retryAfter(res.Header)
 		return nil, e
@@ -56,20 +56,20 @@ func (m *Model) checkResponse(req *http.Request, next func(*http.Request) (*http
 	wire := parseError(body)
 	if res.StatusCode == http.StatusOK {
 		if wire.message == "" {
-			return nil, m.error("the server answered at once instead of streaming, which this program doesn't take", false, nil)
+			return nil, s.Error("the server answered at once instead of streaming, which this program doesn't take", false, nil)
 		}
-		return nil, m.wireError(wire)
+		return nil, s.wireError(wire)
 	}
-	return nil, m.statusError(res, wire)
+	return nil, s.statusError(res, wire)
 }
 
 // wireError maps what a server says of an error in the body of a good answer, where there is no status but, from some
 // servers, a code that looks like one.
-func (m *Model) wireError(w wireError) *llm.Error {
-	e := m.error(m.clean(w.message), true, nil)
-	e.Code = m.clean(w.code)
+func (s *Server) wireError(w wireError) *llm.Error {
+	e := s.Error(s.Clean(w.message), true, nil)
+	e.Code = s.Clean(w.code)
 	if status, err := strconv.Atoi(w.code); err == nil && status >= 400 && status <= 599 {
-		e.Status, e.Code = status, m.clean(w.kind)
+		e.Status, e.Code = status, s.Clean(w.kind)
 		e.Retryable = retryableStatus(status)
 	} else if w.says("invalid_request", "authentication", "permission", "not_found", "quota", "billing", "context_length", "content_policy") {
 		e.Retryable = false
@@ -80,18 +80,19 @@ func (m *Model) wireError(w wireError) *llm.Error {
 	return e
 }
 
-func (m *Model) streamError(data []byte) *llm.Error {
+// StreamError maps an error that came as an event of the stream.
+func (s *Server) StreamError(data []byte) *llm.Error {
 	w := parseError(data)
 	if w.message == "" {
 		w.message = "the server reports an error without a message"
 	}
-	return m.wireError(w)
+	return s.wireError(w)
 }
 
-func (m *Model) statusError(res *http.Response, w wireError) *llm.Error {
+func (s *Server) statusError(res *http.Response, w wireError) *llm.Error {
 	status := res.StatusCode
 	e := &llm.Error{
-		Provider: m.name, Status: status, Code: m.clean(w.code),
+		Provider: s.name, Status: status, Code: s.Clean(w.code),
 		Retryable: retryableStatus(status), RetryAfter: retryAfter(res.Header),
 	}
 	switch res.Header.Get("X-Should-Retry") {
@@ -100,7 +101,7 @@ func (m *Model) statusError(res *http.Response, w wireError) *llm.Error {
 	case "false":
 		e.Retryable = false
 	}
-	said := m.clean(w.message)
+	said := s.Clean(w.message)
 	if said == "" {
 		if said = strings.ToLower(http.StatusText(status)); said == "" {
 			said = "the server gave no reason"
@@ -113,13 +114,13 @@ func (m *Model) statusError(res *http.Response, w wireError) *llm.Error {
 	case status == http.StatusRequestEntityTooLarge || w.overflow():
 		e.Overflow, e.Retryable = true, false
 		e.Message = said
-	case status == http.StatusUnauthorized && !m.hasKey:
+	case status == http.StatusUnauthorized && !s.hasKey:
 		e.Retryable = false
-		e.Message = "the server at " + m.host + " wants an API key and none is set; set one for this model"
+		e.Message = "the server at " + s.Host + " wants an API key and none is set; set one for this model"
 	case status == http.StatusUnauthorized:
 		// What the server says quotes the key, more or less masked.
 		e.Retryable = false
-		e.Message = "the server at " + m.host + " does not accept the API key; check that it is right, not expired, and meant for this server"
+		e.Message = "the server at " + s.Host + " does not accept the API key; check that it is right, not expired, and meant for this server"
 	case status == http.StatusForbidden:
 		e.Retryable = false
 		e.Message = "the server refuses access; check what the API key may use, and the model's name: " + said
@@ -135,7 +136,7 @@ func (m *Model) statusError(res *http.Response, w wireError) *llm.Error {
 }
 
 // requestError maps an error of the request itself.
-func (m *Model) requestError(err error) error {
+func (s *Server) requestError(err error) error {
 	var known *llm.Error
 	if errors.As(err, &known) {
 		return known
@@ -145,7 +146,7 @@ func (m *Model) requestError(err error) error {
 		err = urlErr.Err
 	}
 	_, badCert := errors.AsType[*tls.CertificateVerificationError](err)
-	return m.error(fmt.Sprintf("no answer from %s: %s", m.host, m.clean(err.Error())), !badCert, err)
+	return s.Error(fmt.Sprintf("no answer from %s: %s", s.Host, s.Clean(err.Error())), !badCert, err)
 }
 
 func retryableStatus(status int) bool {
@@ -263,6 +264,7 @@ var overflowMessages = regexp.MustCompile(`(?i)` + strings.Join([]string{
 	`reduce the length of the (messages|input|prompt)`,
 	`context the overflows`,
 	`request too large for`,
+	`exceeds? context limit`,
 }, "|"))
 
 func (w wireError) overflow() bool {
@@ -273,14 +275,14 @@ func (w wireError) overflow() bool {
 // keys finds what looks like an API key, masked or not.
 var keys = regexp.MustCompile(`(?i)\b(sk|pk|key|gsk|xai|hf|aiza)[-_][\w*.-]{6,}|Bearer\s+\S+`)
 
-// clean makes a server's text fit for a message: one line, short, without secrets.
-func (m *Model) clean(s string) string {
+// Clean makes a server's text fit for a message: one line, short, without secrets.
+func (s *Server) Clean(text string) string {
 	const most = 600
-	s = m.secrets.Replace(s)
-	s = keys.ReplaceAllString(s, "[hidden]")
-	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "\ufffd")), " ")
-	if runes := []rune(s); len(runes) > most {
-		s = string(runes[:most]) + " …"
+	text = s.secrets.Replace(text)
+	text = keys.ReplaceAllString(text, "[hidden]")
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "\ufffd")), " ")
+	if runes := []rune(text); len(runes) > most {
+		text = string(runes[:most]) + " …"
 	}
-	return s
+	return text
 }
