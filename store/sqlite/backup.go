@@ -28,10 +28,10 @@ func Backup(ctx context.Context, path, to string) (err error) {
 			err = errors.Join(err, os.Remove(to))
 		}
 	}()
-	if _, err := s.readDB.ExecContext(ctx, `VACUUM INTO ?`, to); err != nil {
+	if err := vacuumInto(ctx, path, to); err != nil {
 		return errors.Join(explain(to, fmt.Errorf("copy database %s: %w", path, err)), file.Close())
 	}
-	// What it wrote is in the system's memory until now.
+	// What was written is in the system's memory until now.
 	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return explain(to, fmt.Errorf("write the copy: %w", err))
 	}
@@ -43,4 +43,15 @@ func Backup(ctx context.Context, path, to string) (err error) {
 		return explain(to, fmt.Errorf("write the copy: %w", err))
 	}
 	return nil
+}
+
+// vacuumInto uses a connection of its own: those that only query refuse to write the copy too.
+func vacuumInto(ctx context.Context, path, to string) (err error) {
+	db, err := openDB(path, "mode=ro", 1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	_, err = db.ExecContext(ctx, `VACUUM INTO ?`, to)
+	return err
 }
