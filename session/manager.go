@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Config configures a [Manager].
@@ -35,6 +36,8 @@ type Config struct {
 	MaxInput int
 	// Retention is how long a closed tree is kept. Defaults to 30 days.
 	Retention time.Duration
+	// Registry takes the metrics of running sessions; nil: there are none. Those of the store are [Measure]'s.
+	Registry prometheus.Registerer
 }
 
 // Hooks is what other packages give the Manager. They are set once, before [Manager.Start].
@@ -135,7 +138,14 @@ func NewManager(cfg Config) (*Manager, error) {
 		}
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	return &Manager{cfg: cfg, log: cfg.Logger, ctx: ctx, cancel: cancel, trees: make(map[ID]*owned)}, nil
+	m := &Manager{cfg: cfg, log: cfg.Logger, ctx: ctx, cancel: cancel, trees: make(map[ID]*owned)}
+	if cfg.Registry != nil {
+		if err := cfg.Registry.Register(newGauges(m)); err != nil {
+			cancel(err)
+			return nil, fmt.Errorf("session: %w", err)
+		}
+	}
+	return m, nil
 }
 
 // Use sets the hooks. It panics after Start.
@@ -181,13 +191,14 @@ func (m *Manager) Stop(ctx context.Context) error {
 	m.mu.Unlock()
 	m.cancel(ErrStopping)
 	done := make(chan struct{})
-	go func() { // owned by the select below; outlives it only when the bound is hit, and then the process ends
+	var drained sync.WaitGroup // waited for below, unless the bound is hit: then the process ends
+	drained.Go(func() {
 		m.wg.Wait()
 		for _, drain := range m.hooks.Drain {
 			drain()
 		}
 		close(done)
-	}()
+	})
 	select {
 	case <-done:
 	case <-ctx.Done():
