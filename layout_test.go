@@ -50,7 +50,7 @@ var imports = map[string][]string{
 // homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers
 // and the flag and config libraries have one home, so that their types stay out of everybody else's signatures.
 var homes = map[string][]string{
-	"github.com/a2aproject/a2a-go/v2":          {"a2a", "bench"}, // bench compares us with it
+	"github.com/a2aproject/a2a-go":             {"a2a", "bench"}, // bench compares us with it
 	"github.com/cenkalti/backoff/v5":           {"a2a", "agentloop"},
 	"github.com/go-viper/mapstructure/v2":      {"cmd"},
 	"github.com/goccy/go-yaml":                 {"a2a", "llm/scripted", "toolprofile"},
@@ -65,6 +65,9 @@ var homes = map[string][]string{
 	"go.yaml.in/yaml/v3":                       {"cmd"}, // as viper does
 	"golang.org/x/sync":                        {"agentloop"},
 	"golang.org/x/sys":                         {"cmd", "e2e"}, // terminals, real and made for tests
+	"google.golang.org/genproto":               {"a2a"},
+	"google.golang.org/grpc":                   {"a2a"}, // its wire format and types; the connections are ours
+	"google.golang.org/protobuf":               {"a2a"},
 	"modernc.org/sqlite":                       {"store"},
 }
 

@@ -415,8 +415,8 @@ func TestDispatchFailures(t *testing.T) {
 			"the card at http://p.test/.well-known/agent-card.json names no interfaces (supportedInterfaces), so the agent can't be called. " + wont,
 		},
 		"no interface we speak": {
-			a2atest.Config{Card: func(c *protocol.AgentCard) { c.SupportedInterfaces[0].ProtocolBinding = "GRPC" }},
-			"p offers GRPC 1.0, and none of it is JSONRPC 1.0. " + wont,
+			a2atest.Config{Card: func(c *protocol.AgentCard) { c.SupportedInterfaces[0].ProtocolBinding = "SMTP" }},
+			"p offers SMTP 1.0 at http://p.test/a2a; none of it can be called: there are JSONRPC 1.0, HTTP+JSON 1.0, GRPC 1.0, JSONRPC 0.3, HTTP+JSON 0.3. " + wont,
 		},
 		"peer's own refusal": {
 			a2atest.Config{Fault: func(r a2atest.Request) a2atest.Fault {

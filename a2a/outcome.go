@@ -54,7 +54,7 @@ func outcomeOf(err error) outcome {
 		}
 		return outcome{kind: unknown, after: s.RetryAfter}
 	}
-	if errors.Is(err, ErrTooLarge) {
+	if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrUnreadable) {
 		return outcome{kind: refused}
 	}
 	if _, ok := errors.AsType[*json.SyntaxError](err); ok {

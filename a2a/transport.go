@@ -10,9 +10,9 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 )
 
-// Transport speaks one binding of the protocol. a2ahttp.Transport implements it.
+// Transport speaks the protocol. a2ahttp.Transport implements it.
 type Transport interface {
-	// Binding names the binding as cards do: "JSONRPC".
+	// Binding names what carries the protocol: "http".
 	Binding() string
 	// Card fetches a peer's card and checks that it can be one.
 	Card(ctx context.Context, p Peer) (*protocol.AgentCard, error)
@@ -62,6 +62,9 @@ func (e *MediaTypeError) Error() string {
 
 // ErrTooLarge is an answer over the bound.
 var ErrTooLarge = errors.New("the answer is larger than is accepted")
+
+// ErrUnreadable is an answer that has the right form and can't be read.
+var ErrUnreadable = errors.New("the answer can't be read")
 
 // CardError says what is wrong with a card that was fetched.
 type CardError struct{ Reason string }

@@ -1,9 +1,11 @@
-// Package a2ahttp speaks A2A 1.0 by JSON-RPC over HTTP, through the SDK's client with an HTTP client of our own.
+// Package a2ahttp speaks A2A over HTTP: JSON-RPC and HTTP+JSON in versions 1.0 and 0.3, and gRPC in version 1.0, through
+// the SDK's clients with an HTTP client of our own.
 //
 // The registry and the relay of package a2a call it. It bounds what a peer may send (headers, bodies, events of a
 // stream, redirects), refuses answers that can't be A2A, says of a failed request whether it can have left, and keeps
-// next to nothing in memory for a stream on which nothing happens. Nothing here has a time limit of its own but the
-// dialing: the caller's context bounds each request. Whoever made a [Transport] closes it.
+// next to nothing in memory for a stream on which nothing happens. All of that is the same on every binding. Nothing here
+// has a time limit of its own but the dialing: the caller's context bounds each request. Whoever made a [Transport] closes
+// it.
 package a2ahttp
 
 import (
@@ -17,6 +19,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -24,6 +28,7 @@ import (
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
+	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 
 	"orchestrator/a2a"
 )
@@ -36,14 +41,20 @@ type Config struct {
 	MaxIdlePerHost int
 	// DialTimeout bounds connecting, TLS included. Defaults to 10 seconds.
 	DialTimeout time.Duration
+	// Prefer is the order in which bindings are tried, among those a peer has of its newest version of the protocol.
+	// Bindings it doesn't name come last. Defaults to [Bindings].
+	Prefer []string
 	// DialContext connects. Defaults to TCP.
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
+// Bindings are the bindings of the protocol that a [Transport] speaks, in the order it prefers them.
+var Bindings = []string{string(protocol.TransportProtocolJSONRPC), string(protocol.TransportProtocolHTTPJSON), string(protocol.TransportProtocolGRPC)}
+
 // Transport is a [a2a.Transport] over HTTP.
 type Transport struct {
-	cfg  Config
-	base *http.Transport
+	cfg    Config
+	shared connections
 }
 
 var _ a2a.Transport = (*Transport)(nil)
@@ -55,13 +66,31 @@ func New(cfg Config) (*Transport, error) {
 	if cfg.MaxBody < 0 || cfg.MaxIdlePerHost < 0 || cfg.DialTimeout < 0 {
 		return nil, errors.New("a2ahttp: Config has a negative bound; zero is the default, anything above is allowed")
 	}
+	for _, b := range cfg.Prefer {
+		if !slices.Contains(Bindings, b) {
+			return nil, fmt.Errorf("a2ahttp: Config.Prefer names %q; there are %s", b, strings.Join(Bindings, ", "))
+		}
+	}
+	if len(cfg.Prefer) == 0 {
+		cfg.Prefer = Bindings
+	}
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, 16<<20)
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 256)
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 10*time.Second)
 	if cfg.DialContext == nil {
 		cfg.DialContext = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	}
-	return &Transport{cfg: cfg, base: &http.Transport{
+	return &Transport{cfg: cfg, shared: newConnections(cfg)}, nil
+}
+
+// connections are pools of connections: gRPC needs HTTP/2, also where there is no TLS to negotiate it.
+type connections struct {
+	http *http.Transport
+	h2   *http.Transport
+}
+
+func newConnections(cfg Config) connections {
+	base := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            cfg.DialContext,
 		TLSHandshakeTimeout:    cfg.DialTimeout,
@@ -69,19 +98,33 @@ func New(cfg Config) (*Transport, error) {
 		IdleConnTimeout:        90 * time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
 		ForceAttemptHTTP2:      true,
-	}}, nil
+	}
+	h2 := base.Clone()
+	h2.Protocols = new(http.Protocols)
+	h2.Protocols.SetHTTP2(true)
+	h2.Protocols.SetUnencryptedHTTP2(true)
+	return connections{http: base, h2: h2}
+}
+
+func (c connections) close() {
+	c.http.CloseIdleConnections()
+	c.h2.CloseIdleConnections()
 }
 
 // Close drops the connections nobody uses. It may be called twice.
-func (t *Transport) Close() { t.base.CloseIdleConnections() }
+func (t *Transport) Close() { t.shared.close() }
 
 // Binding implements [a2a.Transport].
-func (t *Transport) Binding() string { return string(protocol.TransportProtocolJSONRPC) }
+func (t *Transport) Binding() string { return "http" }
 
-// client returns an HTTP client that sends the peer's headers and checks answers.
-func (t *Transport) client(p a2a.Peer) *http.Client {
+// client returns an HTTP client that sends the peer's headers and checks answers, which are those of a wire.
+func (t *Transport) client(p a2a.Peer, w wire) *http.Client {
+	rt := &roundTripper{base: t.shared.http, wire: w, headers: p.Headers, maxBody: t.cfg.MaxBody}
+	if w == wireGRPC {
+		rt.base = t.shared.h2
+	}
 	return &http.Client{
-		Transport: &roundTripper{base: t.base, headers: p.Headers, maxBody: t.cfg.MaxBody},
+		Transport: rt,
 		CheckRedirect: func(req *http.Request, via []*http.Request) error {
 			var why string
 			switch first := via[0].URL; {
@@ -99,62 +142,116 @@ func (t *Transport) client(p a2a.Peer) *http.Client {
 	}
 }
 
+// bare returns what went wrong with a request without the request, which our errors name.
+func bare(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
 // Card implements [a2a.Transport].
 func (t *Transport) Card(ctx context.Context, p a2a.Peer) (*protocol.AgentCard, error) {
-	url := p.Card
-	if !strings.HasSuffix(url, ".json") {
-		url = strings.TrimSuffix(url, "/") + a2a.WellKnownPath
+	at := p.Card
+	if !strings.HasSuffix(at, ".json") {
+		at = strings.TrimSuffix(at, "/") + a2a.WellKnownPath
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, err)
 	}
 	req.Header.Set("Accept", "application/json")
-	resp, err := t.client(p).Do(req)
+	resp, err := t.client(p, wireJSON).Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, err)
+		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, bare(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, err)
 	}
-	var card protocol.AgentCard
-	if err := json.Unmarshal(body, &card); err != nil {
-		return nil, &a2a.CardError{Reason: fmt.Sprintf("what %s holds is no agent card: %v", url, err)}
-	}
-	if len(card.SupportedInterfaces) == 0 {
-		return nil, &a2a.CardError{Reason: fmt.Sprintf("the card at %s names no interfaces (supportedInterfaces), so the agent can't be called", url)}
-	}
-	for _, i := range card.SupportedInterfaces {
-		if i == nil {
-			return nil, &a2a.CardError{Reason: fmt.Sprintf("the card at %s names an interface that is null", url)}
-		}
-	}
-	return &card, nil
+	return readCard(at, body)
 }
 
-// Connect implements [a2a.Transport].
+// Connect implements [a2a.Transport]. It chooses the newest version that both speak, then the binding by preference.
 func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.AgentCard) (a2a.Client, error) {
-	hc := t.client(p)
-	factory := a2aclient.NewFactory(a2aclient.WithDefaultsDisabled(), a2aclient.WithTransport(protocol.TransportProtocolJSONRPC,
-		a2aclient.TransportFactoryFn(func(_ context.Context, _ *protocol.AgentCard, iface *protocol.AgentInterface) (a2aclient.Transport, error) {
-			return &jsonrpc{Transport: a2aclient.NewJSONRPCTransport(iface.URL, hc), url: iface.URL, http: hc, maxEvent: t.cfg.MaxBody}, nil
-		})))
-	c, err := factory.CreateFromCard(ctx, card)
-	if err != nil {
-		var offered []string
-		for _, i := range card.SupportedInterfaces {
-			offered = append(offered, fmt.Sprintf("%s %s", i.ProtocolBinding, i.ProtocolVersion))
-		}
-		return nil, &a2a.CardError{Reason: fmt.Sprintf("%s offers %s, and none of it is %s %s", p.Name, strings.Join(offered, ", "), t.Binding(), protocol.Version)}
+	options := []a2aclient.FactoryOption{a2aclient.WithDefaultsDisabled(), a2aclient.WithConfig(a2aclient.Config{PreferredTransports: t.prefer()})}
+	for _, s := range spoken {
+		options = append(options, a2aclient.WithCompatTransport(s.version, s.binding, a2aclient.TransportFactoryFn(
+			func(_ context.Context, _ *protocol.AgentCard, iface *protocol.AgentInterface) (a2aclient.Transport, error) {
+				u, err := url.Parse(iface.URL)
+				switch {
+				case err != nil:
+					return nil, err
+				case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+					return nil, fmt.Errorf("%q is no http:// or https:// address", iface.URL)
+				}
+				return s.connect(u, t.client(p, s.wire), t.cfg.MaxBody)
+			})))
 	}
-	return c, nil
+	c, err := a2aclient.NewFactory(options...).CreateFromCard(ctx, card)
+	if err == nil {
+		return c, nil
+	}
+	var offered, known []string
+	for _, i := range card.SupportedInterfaces {
+		offered = append(offered, fmt.Sprintf("%s %s at %s", i.ProtocolBinding, i.ProtocolVersion, i.URL))
+	}
+	for _, s := range spoken {
+		known = append(known, fmt.Sprintf("%s %s", s.binding, s.version))
+	}
+	return nil, &a2a.CardError{Reason: fmt.Sprintf("%s offers %s; none of it can be called: there are %s", p.Name, strings.Join(offered, ", "), strings.Join(known, ", "))}
 }
+
+func (t *Transport) prefer() []protocol.TransportProtocol {
+	var out []protocol.TransportProtocol
+	for _, b := range slices.Concat(t.cfg.Prefer, Bindings) {
+		if p := protocol.TransportProtocol(b); !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// spoken are the bindings and versions of the protocol that we speak.
+var spoken = []struct {
+	binding protocol.TransportProtocol
+	version protocol.ProtocolVersion
+	wire    wire
+	connect func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error)
+}{
+	{protocol.TransportProtocolJSONRPC, protocol.Version, wireJSON, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
+		return &streams{Transport: a2aclient.NewJSONRPCTransport(u.String(), hc), dialect: jsonrpc10{}, url: u, http: hc, maxEvent: maxBody}, nil
+	}},
+	{protocol.TransportProtocolHTTPJSON, protocol.Version, wireREST, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
+		return &streams{Transport: a2aclient.NewRESTTransport(u, hc), dialect: rest10{}, url: u, http: hc, maxEvent: maxBody}, nil
+	}},
+	{protocol.TransportProtocolGRPC, protocol.Version, wireGRPC, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
+		return newGRPC(u, hc, maxBody), nil
+	}},
+	{protocol.TransportProtocolJSONRPC, a2av0.Version, wireJSON, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
+		old := a2av0.NewJSONRPCTransport(a2av0.JSONRPCTransportConfig{URL: u.String(), Client: hc})
+		return &streams{Transport: old, dialect: jsonrpc03{}, url: u, http: hc, maxEvent: maxBody}, nil
+	}},
+	{protocol.TransportProtocolHTTPJSON, a2av0.Version, wireREST, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
+		old, err := a2av0.NewRESTTransport(a2av0.RESTTransportConfig{URL: u.String(), Client: hc})
+		return &streams{Transport: old, dialect: rest03{}, url: u, http: hc, maxEvent: maxBody}, err
+	}},
+}
+
+// wire is what the answers to a client's requests look like.
+type wire int
+
+const (
+	wireJSON wire = iota // JSON or a stream of it; errors are in it
+	wireREST             // the same, where an error has a status
+	wireGRPC
+)
 
 // roundTripper adds a peer's headers and turns answers that are none into errors.
 type roundTripper struct {
 	base    http.RoundTripper
+	wire    wire
 	headers map[string]a2a.Secret
 	maxBody int64
 }
@@ -182,18 +279,26 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.Header.Get("Location") != "" {
 		return resp, nil
 	}
+	mediaType, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	isJSON := err == nil && (mediaType == "application/json" || strings.HasSuffix(mediaType, "+json"))
 	if resp.StatusCode != http.StatusOK {
-		resp.Body.Close()
+		defer drain(resp.Body)
+		if rt.wire == wireREST && isJSON {
+			if err := restError(resp); err != nil {
+				return nil, err
+			}
+		}
 		return nil, &a2a.StatusError{
 			Code: resp.StatusCode, Status: fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode)),
 			URL: req.URL.Redacted(), RetryAfter: retryAfter(resp.Header.Get("Retry-After")),
 		}
 	}
-	mediaType, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	switch {
-	case err == nil && mediaType == eventStream && req.Method == http.MethodPost:
-		return resp, nil // its events are bounded one by one
-	case err == nil && (mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")):
+	case rt.wire == wireGRPC && err == nil && (mediaType == grpcType || strings.HasPrefix(mediaType, grpcType+"+")):
+		return resp, nil // its messages are bounded one by one
+	case rt.wire != wireGRPC && err == nil && mediaType == eventStream && req.Header.Get("Accept") == eventStream:
+		return resp, nil // its events, too
+	case rt.wire != wireGRPC && isJSON:
 		resp.Body = &boundedBody{ReadCloser: resp.Body, left: rt.maxBody}
 		return resp, nil
 	}
@@ -201,13 +306,41 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, &a2a.MediaTypeError{MediaType: cmp.Or(mediaType, resp.Header.Get("Content-Type")), URL: req.URL.Redacted()}
 }
 
+// maxError bounds the body of an error that is read.
+const maxError = 64 << 10
+
+// restError returns the protocol's error in an answer of HTTP+JSON, or nil when its status is all it says. A server that
+// has no time says nothing about the message, whatever its words.
+func restError(resp *http.Response) error {
+	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable {
+		return nil
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxError))
+	if err != nil {
+		return nil //nolint:nilerr // the status is known
+	}
+	var s restStatus
+	if json.Unmarshal(body, &s) != nil {
+		return nil
+	}
+	if err := s.protocolError(); err != nil {
+		return err
+	}
+	if resp.StatusCode == http.StatusNotFound && strings.Contains(resp.Request.URL.Path, "/tasks/") {
+		return protocol.NewError(protocol.ErrTaskNotFound, cmp.Or(s.Message, "there is no such task")) // as 0.3 says it
+	}
+	return nil
+}
+
+const mostRetryAfter = 10 * time.Minute
+
 // retryAfter reads the header's seconds; a date, which few send, is no hint here.
 func retryAfter(v string) time.Duration {
 	s, err := strconv.Atoi(v)
 	if err != nil || s < 0 {
 		return 0
 	}
-	return min(time.Duration(s)*time.Second, 10*time.Minute)
+	return min(time.Duration(s)*time.Second, mostRetryAfter)
 }
 
 // boundedBody fails with [a2a.ErrTooLarge] where http.MaxBytesReader would need a server.
@@ -226,4 +359,10 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 		return 0, a2a.ErrTooLarge
 	}
 	return n, err
+}
+
+// Close closes the body. When its end follows soon, the connection serves the next call.
+func (b *boundedBody) Close() error {
+	drain(b.ReadCloser)
+	return nil
 }

@@ -4,13 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"mime"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -26,28 +26,29 @@ const (
 	lineBuffer = 512
 )
 
-// jsonrpc is the SDK's JSON-RPC transport with streams that cost little while they are silent, since a call may wait on
-// one for minutes, next to thousands of others.
-type jsonrpc struct {
+// streams is a transport of the SDK's over plain HTTP with streams that cost little while they are silent, since a call
+// may wait on one for minutes, next to thousands of others.
+type streams struct {
 	a2aclient.Transport
-	url      string
+	dialect  dialect
+	url      *url.URL
 	http     *http.Client
 	maxEvent int64
 }
 
 // SendStreamingMessage implements a2aclient.Transport.
-func (t *jsonrpc) SendStreamingMessage(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SendMessageRequest) iter.Seq2[protocol.Event, error] {
-	return t.stream(ctx, "SendStreamingMessage", params, req)
+func (t *streams) SendStreamingMessage(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SendMessageRequest) iter.Seq2[protocol.Event, error] {
+	return t.stream(ctx, params, func() (ask, error) { return t.dialect.send(req) })
 }
 
 // SubscribeToTask implements a2aclient.Transport.
-func (t *jsonrpc) SubscribeToTask(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event, error] {
-	return t.stream(ctx, "SubscribeToTask", params, req)
+func (t *streams) SubscribeToTask(ctx context.Context, params a2aclient.ServiceParams, req *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event, error] {
+	return t.stream(ctx, params, func() (ask, error) { return t.dialect.subscribe(req) })
 }
 
-func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.ServiceParams, payload any) iter.Seq2[protocol.Event, error] {
+func (t *streams) stream(ctx context.Context, params a2aclient.ServiceParams, question func() (ask, error)) iter.Seq2[protocol.Event, error] {
 	return func(yield func(protocol.Event, error) bool) {
-		body, isStream, err := t.open(ctx, method, params, payload)
+		body, isStream, err := t.open(ctx, params, question)
 		if err != nil {
 			yield(nil, err)
 			return
@@ -57,7 +58,7 @@ func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.Se
 			data, err := io.ReadAll(body)
 			if err == nil {
 				var ev protocol.Event
-				if ev, err = event(data); err == nil {
+				if ev, err = t.dialect.event(data); err == nil {
 					yield(ev, nil)
 					return
 				}
@@ -68,7 +69,7 @@ func (t *jsonrpc) stream(ctx context.Context, method string, params a2aclient.Se
 		for data, err := range events(body, t.maxEvent) {
 			var ev protocol.Event
 			if err == nil {
-				ev, err = event(data)
+				ev, err = t.dialect.event(data)
 			}
 			if !yield(ev, err) || err != nil {
 				return
@@ -92,33 +93,35 @@ func drain(body io.ReadCloser) {
 }
 
 // open sends the request. The body it returns is a stream, or one JSON answer.
-func (t *jsonrpc) open(ctx context.Context, method string, params a2aclient.ServiceParams, payload any) (body io.ReadCloser, isStream bool, err error) {
-	data, err := json.Marshal(struct {
-		JSONRPC string `json:"jsonrpc"`
-		ID      string `json:"id"`
-		Method  string `json:"method"`
-		Params  any    `json:"params"`
-	}{"2.0", "1", method, payload}) // one request a connection at a time needs no ids
+func (t *streams) open(ctx context.Context, params a2aclient.ServiceParams, question func() (ask, error)) (body io.ReadCloser, isStream bool, err error) {
+	q, err := question()
 	if err != nil {
-		return nil, false, &a2a.NotSentError{Err: fmt.Errorf("marshal %s: %w", method, err)}
+		return nil, false, &a2a.NotSentError{Err: fmt.Errorf("marshal a message: %w", err)}
+	}
+	data, to := q.body, t.url
+	if q.path != "" {
+		to = t.url.JoinPath(q.path)
 	}
 	sent := &requestBody{data: data}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, sent.reader())
+	req, err := http.NewRequestWithContext(ctx, q.method, to.String(), nil)
 	if err != nil {
 		return nil, false, &a2a.NotSentError{Err: err}
 	}
+	if len(data) > 0 {
+		req.Body = sent.reader()
+		req.GetBody = func() (io.ReadCloser, error) { return sent.reader(), nil }
+		req.Header.Set("Content-Type", "application/json")
+	}
 	req.ContentLength = int64(len(data))
-	req.GetBody = func() (io.ReadCloser, error) { return sent.reader(), nil }
-	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", eventStream)
-	for name, values := range params {
+	for name, values := range t.dialect.headers(params) {
 		for _, v := range values {
 			req.Header.Add(name, v)
 		}
 	}
 	resp, err := t.http.Do(req)
 	if err != nil {
-		return nil, false, fmt.Errorf("%s: %w", method, err)
+		return nil, false, bare(err)
 	}
 	sent.drop()
 	mediaType, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // the round tripper has checked it
@@ -164,53 +167,6 @@ func (r *requestReader) Read(p []byte) (int, error) {
 }
 
 func (r *requestReader) Close() error { return nil }
-
-// errorCodes are the protocol's errors by their JSON-RPC codes.
-var errorCodes = map[int]error{
-	-32700: protocol.ErrParseError,
-	-32600: protocol.ErrInvalidRequest,
-	-32601: protocol.ErrMethodNotFound,
-	-32602: protocol.ErrInvalidParams,
-	-32603: protocol.ErrInternalError,
-	-32000: protocol.ErrServerError,
-	-32001: protocol.ErrTaskNotFound,
-	-32002: protocol.ErrTaskNotCancelable,
-	-32003: protocol.ErrPushNotificationNotSupported,
-	-32004: protocol.ErrUnsupportedOperation,
-	-32005: protocol.ErrUnsupportedContentType,
-	-32006: protocol.ErrInvalidAgentResponse,
-	-32007: protocol.ErrExtendedCardNotConfigured,
-	-32008: protocol.ErrExtensionSupportRequired,
-	-32009: protocol.ErrVersionNotSupported,
-	-31401: protocol.ErrUnauthenticated,
-	-31403: protocol.ErrUnauthorized,
-}
-
-// event reads one JSON-RPC answer that holds an event.
-func event(data []byte) (protocol.Event, error) {
-	var resp struct {
-		Result json.RawMessage `json:"result"`
-		Error  *struct {
-			Code    int    `json:"code"`
-			Message string `json:"message"`
-		} `json:"error"`
-	}
-	if err := json.Unmarshal(data, &resp); err != nil {
-		return nil, fmt.Errorf("an event is no JSON-RPC answer: %w", err)
-	}
-	if resp.Error != nil {
-		err, ok := errorCodes[resp.Error.Code]
-		if !ok {
-			err = protocol.ErrInternalError
-		}
-		return nil, protocol.NewError(err, resp.Error.Message)
-	}
-	var sr protocol.StreamResponse
-	if err := json.Unmarshal(resp.Result, &sr); err != nil {
-		return nil, fmt.Errorf("an event can't be read: %w", err)
-	}
-	return sr.Event, nil
-}
 
 // events yields the data of each event of a stream. The slice is good until the next one. An event that the end of the
 // stream stands for the blank line of is taken. Most of a stream's life is spent inside readLine, so this keeps little.

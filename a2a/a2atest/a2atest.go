@@ -10,7 +10,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"iter"
@@ -46,6 +45,8 @@ type Config struct {
 	Script func(x *Exchange)
 	// Cancel answers a CancelTask by an event on the task. Defaults to the state canceled.
 	Cancel func(x *Exchange)
+	// Interfaces are what the card offers. Defaults to JSONRPC10.
+	Interfaces []Interface
 	// NoStreaming makes the card say that the peer can't stream.
 	NoStreaming bool
 	// Dedup makes the same message id the same task.
@@ -114,6 +115,7 @@ func New(t testing.TB, cfg Config) *Peer {
 	p := newPeer(cfg)
 	srv := httptest.NewUnstartedServer(p)
 	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	srv.Config.Protocols = protocols()
 	srv.Start()
 	p.url = srv.URL
 	p.serve()
@@ -133,6 +135,9 @@ func newPeer(cfg Config) *Peer {
 	if cfg.Cancel == nil {
 		cfg.Cancel = func(x *Exchange) { x.State(Canceled, "") }
 	}
+	if len(cfg.Interfaces) == 0 {
+		cfg.Interfaces = []Interface{JSONRPC10}
+	}
 	p := &Peer{cfg: cfg, firsts: map[string]*first{}, changed: make(chan struct{})}
 	p.alive, p.stop = context.WithCancel(context.Background())
 	return p
@@ -151,17 +156,19 @@ func (p *Peer) serve() {
 	}
 	card := &protocol.AgentCard{
 		Name: p.cfg.Name, Description: "a peer for tests", Version: "1",
-		SupportedInterfaces: []*protocol.AgentInterface{protocol.NewAgentInterface(p.url+"/a2a", protocol.TransportProtocolJSONRPC)},
-		Capabilities:        protocol.AgentCapabilities{Streaming: !p.cfg.NoStreaming},
-		DefaultInputModes:   []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
+		Capabilities:      protocol.AgentCapabilities{Streaming: !p.cfg.NoStreaming},
+		DefaultInputModes: []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
 		Skills: []protocol.AgentSkill{{ID: "echo", Name: "Echo", Description: "says what it was told", Tags: []string{"echo", "test"}}},
+	}
+	for _, i := range p.cfg.Interfaces {
+		card.SupportedInterfaces = append(card.SupportedInterfaces, i.on(p.url))
 	}
 	if p.cfg.Card != nil {
 		p.cfg.Card(card)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/a2a", a2asrv.NewJSONRPCHandler(h))
-	mux.Handle(a2asrv.WellKnownAgentCardPath, a2asrv.NewStaticAgentCardHandler(card))
+	mount(mux, h)
+	mux.Handle(a2asrv.WellKnownAgentCardPath, cardHandler(card))
 	p.handler = mux
 }
 
@@ -225,41 +232,12 @@ func (p *Peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, f.Body) //nolint:errcheck // the client may be gone
 		return
 	case f.Lose || f.CutAfter > 0 || f.Twice:
-		w = &faultyWriter{ResponseWriter: w, fault: f}
+		w = &faultyWriter{ResponseWriter: w, fault: f, grpc: r.ProtoMajor == 2}
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(p.alive, cancel)()
 	p.handler.ServeHTTP(w, r.WithContext(ctx))
-}
-
-func readRequest(r *http.Request) (Request, error) {
-	req := Request{Method: MethodCard, Header: r.Header}
-	if r.Method != http.MethodPost {
-		return req, nil
-	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, 64<<20))
-	if err != nil {
-		return req, err
-	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	var rpc struct {
-		Method string `json:"method"`
-		Params struct {
-			Message   *protocol.Message `json:"message"`
-			ID        string            `json:"id"`
-			ContextID string            `json:"contextId"`
-		} `json:"params"`
-	}
-	if err := json.Unmarshal(body, &rpc); err != nil {
-		return req, nil //nolint:nilerr // the server behind answers what is no request
-	}
-	req.Method, req.TaskID, req.ContextID = rpc.Method, rpc.Params.ID, rpc.Params.ContextID
-	if m := rpc.Params.Message; m != nil {
-		req.MessageID, req.TaskID, req.ContextID = m.ID, string(m.TaskID), m.ContextID
-		req.Text, req.Metadata = text(m), m.Metadata
-	}
-	return req, nil
 }
 
 // note runs f under the lock and wakes whoever waits for a change.
@@ -338,6 +316,7 @@ func (g *Gate) wait(ctxs ...context.Context) bool {
 type faultyWriter struct {
 	http.ResponseWriter
 	fault  Fault
+	grpc   bool
 	frame  []byte
 	events int
 }
@@ -346,11 +325,15 @@ func (w *faultyWriter) Write(b []byte) (int, error) {
 	if w.fault.Lose {
 		panic(http.ErrAbortHandler)
 	}
-	if w.Header().Get("Content-Type") != "text/event-stream" {
+	if !w.streams() {
 		return w.ResponseWriter.Write(b)
 	}
 	w.frame = append(w.frame, b...)
 	return len(b), nil
+}
+
+func (w *faultyWriter) streams() bool {
+	return w.Header().Get("Content-Type") == "text/event-stream" || w.grpc
 }
 
 // Flush ends one event of a stream.
@@ -365,7 +348,7 @@ func (w *faultyWriter) Flush() {
 		w.ResponseWriter.Write(frame) //nolint:errcheck // the client may be gone
 	}
 	w.ResponseWriter.(http.Flusher).Flush()
-	if bytes.Contains(frame, []byte("data:")) {
+	if w.grpc && len(frame) > 0 || bytes.Contains(frame, []byte("data:")) {
 		w.events++
 	}
 	if w.fault.CutAfter > 0 && w.events >= w.fault.CutAfter {

@@ -28,7 +28,7 @@ func (n *Network) Peer(t testing.TB, cfg Config) *Peer {
 	p.url = "http://" + host
 	p.serve()
 	ln := &listener{host: host, conns: make(chan net.Conn), closed: make(chan struct{})}
-	srv := &http.Server{Handler: p, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	srv := &http.Server{Handler: p, Protocols: protocols(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	n.mu.Lock()
 	n.hosts[host] = ln
 	n.mu.Unlock()

@@ -76,7 +76,7 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 	})
 	p.url = "http://" + ln.Addr().String()
 	p.serve()
-	srv := &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	srv := &http.Server{Handler: p, Protocols: protocols(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	var closing sync.WaitGroup
 	closing.Add(1)
 	context.AfterFunc(ctx, func() {
