@@ -9,6 +9,7 @@
 package a2ahttp
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -35,7 +36,8 @@ import (
 
 // Config configures a [Transport].
 type Config struct {
-	// MaxBody bounds one answer, and one event of a stream, in bytes. Defaults to 16 MiB.
+	// MaxBody bounds one answer, and one event of a stream, in bytes. Defaults to 20 MiB, which holds a file of 10 MiB in
+	// base64 of base64, as some servers of 0.3 write it.
 	MaxBody int64
 	// MaxIdlePerHost is how many connections to a peer are kept for later. Defaults to 256.
 	MaxIdlePerHost int
@@ -74,7 +76,7 @@ func New(cfg Config) (*Transport, error) {
 	if len(cfg.Prefer) == 0 {
 		cfg.Prefer = Bindings
 	}
-	cfg.MaxBody = cmp.Or(cfg.MaxBody, 16<<20)
+	cfg.MaxBody = cmp.Or(cfg.MaxBody, 20<<20)
 	cfg.MaxIdlePerHost = cmp.Or(cfg.MaxIdlePerHost, 256)
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 10*time.Second)
 	if cfg.DialContext == nil {
@@ -231,12 +233,22 @@ var spoken = []struct {
 	}},
 	{protocol.TransportProtocolJSONRPC, a2av0.Version, wireJSON, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
 		old := a2av0.NewJSONRPCTransport(a2av0.JSONRPCTransportConfig{URL: u.String(), Client: hc})
-		return &streams{Transport: old, dialect: jsonrpc03{}, url: u, http: hc, maxEvent: maxBody}, nil
+		return &streams{Transport: cantList{old}, dialect: jsonrpc03{}, url: u, http: hc, maxEvent: maxBody}, nil
 	}},
 	{protocol.TransportProtocolHTTPJSON, a2av0.Version, wireREST, func(u *url.URL, hc *http.Client, maxBody int64) (a2aclient.Transport, error) {
-		old, err := a2av0.NewRESTTransport(a2av0.RESTTransportConfig{URL: u.String(), Client: hc})
+		files := *hc
+		files.Transport = oldFiles{base: hc.Transport}
+		old, err := a2av0.NewRESTTransport(a2av0.RESTTransportConfig{URL: u.String(), Client: &files})
 		return &streams{Transport: old, dialect: rest03{}, url: u, http: hc, maxEvent: maxBody}, err
 	}},
+}
+
+// cantList is JSON-RPC of 0.3, which has no method to list tasks: it says so as a peer would.
+type cantList struct{ a2aclient.Transport }
+
+// ListTasks implements a2aclient.Transport.
+func (cantList) ListTasks(context.Context, a2aclient.ServiceParams, *protocol.ListTasksRequest) (*protocol.ListTasksResponse, error) {
+	return nil, protocol.NewError(protocol.ErrUnsupportedOperation, "tasks can't be listed over JSON-RPC 0.3")
 }
 
 // wire is what the answers to a client's requests look like.
@@ -260,6 +272,8 @@ type roundTripper struct {
 func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	var connected atomic.Bool
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		// A request is tried again on another connection only when nothing of it has left or the peer says it took none of it.
+		GetConn: func(string) { connected.Store(false) },
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	})
 	req = req.WithContext(ctx)
@@ -299,8 +313,15 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	case rt.wire != wireGRPC && err == nil && mediaType == eventStream && req.Header.Get("Accept") == eventStream:
 		return resp, nil // its events, too
 	case rt.wire != wireGRPC && isJSON:
-		resp.Body = &boundedBody{ReadCloser: resp.Body, left: rt.maxBody}
+		resp.Body = &boundedBody{Reader: resp.Body, closer: resp.Body, left: rt.maxBody}
 		return resp, nil
+	case rt.wire == wireJSON && err == nil && mediaType == "text/plain" && req.Method == http.MethodPost:
+		// Servers of 0.3 that leave the type to be guessed.
+		r := bufio.NewReaderSize(resp.Body, lineBuffer)
+		if first, err := r.Peek(1); err == nil && first[0] == '{' {
+			resp.Body = &boundedBody{Reader: r, closer: resp.Body, left: rt.maxBody}
+			return resp, nil
+		}
 	}
 	resp.Body.Close()
 	return nil, &a2a.MediaTypeError{MediaType: cmp.Or(mediaType, resp.Header.Get("Content-Type")), URL: req.URL.Redacted()}
@@ -345,15 +366,16 @@ func retryAfter(v string) time.Duration {
 
 // boundedBody fails with [a2a.ErrTooLarge] where http.MaxBytesReader would need a server.
 type boundedBody struct {
-	io.ReadCloser
-	left int64
+	io.Reader
+	closer io.ReadCloser
+	left   int64
 }
 
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left < 0 {
 		return 0, a2a.ErrTooLarge
 	}
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.Reader.Read(p)
 	b.left -= int64(n)
 	if b.left < 0 {
 		return 0, a2a.ErrTooLarge
@@ -363,6 +385,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 
 // Close closes the body. When its end follows soon, the connection serves the next call.
 func (b *boundedBody) Close() error {
-	drain(b.ReadCloser)
+	drain(b.closer)
 	return nil
 }

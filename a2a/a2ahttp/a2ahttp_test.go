@@ -15,6 +15,7 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"orchestrator/a2a"
@@ -182,6 +183,80 @@ func TestStreamsAreReadAsTheyAreWritten(t *testing.T) {
 				t.Errorf("the error is %v, want %q", err, tc.err)
 			}
 		})
+	}
+}
+
+func TestEventsOfHTTPAndJSONAreRead(t *testing.T) {
+	const old, now = protocol.ProtocolVersion("0.3"), protocol.Version
+	for name, tc := range map[string]struct {
+		version protocol.ProtocolVersion
+		event   string
+		want    *protocol.Part
+		err     string
+	}{
+		"a message":                     {version: now, event: `{"message":{"messageId":"m","role":"ROLE_AGENT","parts":[{"text":"hi"}]}}`, want: protocol.NewTextPart("hi")},
+		"a message of 0.3":              {version: old, event: `{"message":{"messageId":"m","role":"ROLE_AGENT","content":[{"text":"hi"}]}}`, want: protocol.NewTextPart("hi")},
+		"a file of 0.3":                 {version: old, event: `{"message":{"messageId":"m","role":"ROLE_AGENT","content":[{"file":{"fileWithBytes":"b25lIGZpbGU="}}]}}`, want: protocol.NewRawPart([]byte("one file"))},
+		"a file of 0.3, encoded twice":  {version: old, event: `{"message":{"messageId":"m","role":"ROLE_AGENT","content":[{"file":{"fileWithBytes":"YjI1bElHWnBiR1U9"}}]}}`, want: protocol.NewRawPart([]byte("one file"))},
+		"an error":                      {version: now, event: `{"error":{"code":404,"message":"gone"}}`, err: "gone"},
+		"an error that says nothing":    {version: now, event: `{"error":{}}`, err: "internal error"},
+		"an error that can't be read":   {version: now, event: `{"error":"gone"}`, err: "an error in a stream can't be read"},
+		"null in the place of an error": {version: now, event: `{"error":null,"message":{"messageId":"m","role":"ROLE_AGENT","parts":[{"text":"hi"}]}}`, want: protocol.NewTextPart("hi")},
+		"no JSON":                       {version: now, event: `hello`, err: "an event is no JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			iface := protocol.NewAgentInterface(serve(t, sse("data: "+tc.event+"\n\n")), protocol.TransportProtocolHTTPJSON)
+			iface.ProtocolVersion = tc.version
+			c, err := newTransport(t, a2ahttp.Config{}).Connect(t.Context(), a2a.Peer{Name: "p"}, &protocol.AgentCard{
+				Capabilities: protocol.AgentCapabilities{Streaming: true}, SupportedInterfaces: []*protocol.AgentInterface{iface},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			events := 0
+			for ev, err := range c.SendStreamingMessage(t.Context(), message("hello")) {
+				events++
+				if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("the error is %v, want %q", err, tc.err)
+				}
+				if tc.want == nil {
+					continue
+				}
+				m, ok := ev.(*protocol.Message)
+				if !ok || len(m.Parts) != 1 {
+					t.Fatalf("the event is %+v, want a message with a part", ev)
+				}
+				if diff := cmp.Diff(tc.want.Content, m.Parts[0].Content); diff != "" {
+					t.Errorf("the part (-want +got):\n%s", diff)
+				}
+			}
+			if events != 1 {
+				t.Errorf("the stream has %d events, want 1", events)
+			}
+		})
+	}
+}
+
+func TestFilesOfOldTasksAreRead(t *testing.T) {
+	iface := protocol.NewAgentInterface(serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"id":"t","contextId":"c","status":{"state":"TASK_STATE_COMPLETED"},`+ //nolint:errcheck // the client may be gone
+			`"artifacts":[{"artifactId":"a","parts":[{"file":{"fileWithBytes":"b25lIGZpbGU=","name":"f"}}]}]}`)
+	}), protocol.TransportProtocolHTTPJSON)
+	iface.ProtocolVersion = "0.3"
+	c, err := newTransport(t, a2ahttp.Config{}).Connect(t.Context(), a2a.Peer{Name: "p"}, &protocol.AgentCard{SupportedInterfaces: []*protocol.AgentInterface{iface}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	task, err := c.GetTask(t.Context(), &protocol.GetTaskRequest{ID: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(task.Artifacts) != 1 || len(task.Artifacts[0].Parts) != 1 {
+		t.Fatalf("GetTask() = %+v, want an artifact with a part", task)
+	}
+	if diff := cmp.Diff(protocol.PartContent(protocol.Raw("one file")), task.Artifacts[0].Parts[0].Content); diff != "" {
+		t.Errorf("the file (-want +got):\n%s", diff)
 	}
 }
 

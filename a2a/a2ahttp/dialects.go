@@ -138,7 +138,7 @@ func (rest03) event(data []byte) (protocol.Event, error) {
 	if err := eventError(data); err != nil {
 		return nil, err
 	}
-	ev, err := pbjson.FromProtoStreamEvent(data)
+	ev, err := pbjson.FromProtoStreamEvent(encodeFiles(data))
 	if err != nil {
 		return nil, fmt.Errorf("an event can't be read: %w", err)
 	}
@@ -241,15 +241,21 @@ func (s restStatus) protocolError() error {
 
 // eventError returns the error that stands in the place of an event.
 func eventError(data []byte) error {
-	var s restStatus
+	var s struct { // without restStatus.Message, since an event may be a message
+		Error json.RawMessage `json:"error"`
+	}
 	if err := json.Unmarshal(data, &s); err != nil {
 		return fmt.Errorf("an event is no JSON: %w", err)
 	}
-	if s.Error == nil {
+	if len(s.Error) == 0 || string(s.Error) == "null" {
 		return nil
 	}
-	if err := s.protocolError(); err != nil {
+	var status restStatus
+	if err := json.Unmarshal(s.Error, &status.Error); err != nil {
+		return fmt.Errorf("an error in a stream can't be read: %w", err)
+	}
+	if err := status.protocolError(); err != nil {
 		return err
 	}
-	return protocol.NewError(protocol.ErrInternalError, s.Error.Message)
+	return protocol.NewError(protocol.ErrInternalError, status.Error.Message)
 }
