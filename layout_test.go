@@ -32,9 +32,9 @@ var imports = map[string][]string{
 	"toolprofile":         {"session", "tool"},
 	"tracker":             {"session"},
 	"foldback":            {"session"},
-	"agentloop":           {"llm", "session", "tool"},
-	"subagent":            {"session", "tool"},
-	"a2a":                 {"session", "tool", "tracker"},
+	"agentloop":           {"internal/telemetry/genai", "llm", "session", "tool"},
+	"subagent":            {"internal/telemetry/genai", "session", "tool"},
+	"a2a":                 {"internal/telemetry/genai", "session", "tool", "tracker"},
 	"a2a/a2ahttp":         {"a2a"},
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {},
@@ -43,8 +43,9 @@ var imports = map[string][]string{
 		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/openai", "llm/scripted", "session", "store/sqlite",
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
-	"internal/telemetry": {},
-	"cmd/orchestrator":   {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
+	"internal/telemetry":       {},
+	"internal/telemetry/genai": {"session"},
+	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
 }
 
 // homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers
@@ -63,6 +64,8 @@ var homes = map[string][]string{
 	"github.com/spf13/pflag":                   {"cmd"},
 	"github.com/spf13/viper":                   {"cmd"},
 	"go.yaml.in/yaml/v3":                       {"cmd"}, // as viper does
+	"go.opentelemetry.io/otel":                 {"a2a", "agentloop", "internal"},
+	"github.com/prometheus/client_golang":      {"agentloop", "internal/app", "session", "subagent", "tracker"},
 	"golang.org/x/sync":                        {"agentloop"},
 	"golang.org/x/sys":                         {"cmd", "e2e"}, // terminals, real and made for tests
 	"google.golang.org/genproto":               {"a2a"},

@@ -12,6 +12,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/cenkalti/backoff/v5"
+	"go.opentelemetry.io/otel/trace"
 
 	"orchestrator/session"
 	"orchestrator/tracker"
@@ -52,6 +53,10 @@ type follower struct {
 	told      string // the status that was told as progress
 	owed      bool   // the reply came to a cancelled call, and the peer has yet to be told
 	done      chan struct{}
+	span      trace.Span // of the call
+	fate      string     // of the reply that was delivered,
+	state     string     // with which the call became this
+	failure   bool       // and which says that there is no answer
 
 	mu        sync.Mutex
 	taskID    string
@@ -67,8 +72,9 @@ type follower struct {
 // Most of a call's life is spent inside run, follow and send, waiting for a stream. They keep little on the stack, which
 // decides what a parked call costs.
 func (f *follower) run() {
-	base, stop := context.WithDeadlineCause(f.tree.Context(), f.replyBy, errReplyBy)
+	base, stop := context.WithDeadlineCause(f.traced(f.tree.Context()), f.replyBy, errReplyBy)
 	defer stop()
+	defer f.endSpan()
 	ctx, interrupt := context.WithCancelCause(base)
 	defer interrupt(errSettled)
 	defer f.recovered(base)
@@ -646,6 +652,7 @@ func (f *follower) deliver(r tracker.Reply, files []session.Artifact) error {
 		fate, p, err := f.r.cfg.Tracker.Deliver(ctx, f.id, r, files...)
 		if err == nil {
 			f.owed = p.CancelOwed()
+			f.fate, f.state, f.failure = string(fate), string(p.State), r.Failed
 			f.r.cfg.Logger.DebugContext(ctx, "a reply was delivered", f.attrs("fate", fate, "state", p.State, "reply", r.State)...)
 		}
 		return err

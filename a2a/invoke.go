@@ -13,6 +13,7 @@ import (
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
+	"orchestrator/internal/telemetry/genai"
 	"orchestrator/session"
 	"orchestrator/tool"
 	"orchestrator/tracker"
@@ -98,6 +99,9 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 		if err != nil || refusal != nil {
 			return refusal, err
 		}
+		// The span is the follower's to end. One that nobody ends, since nothing was registered, is never told of.
+		sctx, span := t.r.startSpan(ctx, c, req)
+		req.Trace = genai.Carry(sctx)
 		var existed bool
 		p, existed, err = t.r.cfg.Tracker.Register(ctx, c.Turn, req)
 		if full, ok := errors.AsType[*tracker.FullError](err); ok {
@@ -108,13 +112,13 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 			return nil, err
 		}
 		if !existed {
-			t.r.follow(c.Turn.Tree(), p, q)
+			t.r.follow(c.Turn.Tree(), p, q, span)
 		}
 	} else if err != nil {
 		return nil, err
 	}
 	if p.Wanted() {
-		t.r.follow(c.Turn.Tree(), p, nil)
+		t.r.follow(c.Turn.Tree(), p, nil, nil)
 	}
 	if p.State == tracker.StateWaiting {
 		return nil, nil //nolint:nilnil // that is what it says

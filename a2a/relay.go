@@ -11,6 +11,7 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"go.opentelemetry.io/otel/trace"
 
 	"orchestrator/session"
 	"orchestrator/tracker"
@@ -46,6 +47,8 @@ type Config struct {
 	// never to grant. Nil: no question does.
 	Inbound func(*session.Turn) Lineage
 	Logger  *slog.Logger // nil logs nothing
+	// Tracer makes a span of each call, which peers are told in the W3C header traceparent. Nil: there are none.
+	Tracer trace.Tracer
 }
 
 // Relay owns all I/O with peers: it sends calls, follows them until their reply is delivered to the tracker or no longer
@@ -94,7 +97,7 @@ func (r *Relay) Recover(ctx context.Context, tree *session.Tree) error {
 		return fmt.Errorf("take up the calls of %s: %w", tree.ID, err)
 	}
 	for _, p := range calls {
-		r.follow(tree, p, nil)
+		r.follow(tree, p, nil, nil)
 	}
 	return nil
 }
@@ -141,8 +144,8 @@ func (r *Relay) Drain() {
 }
 
 // follow starts to follow a call unless it is followed already. fresh is what to send of a call that was registered just
-// now; without it an earlier life may have sent the call.
-func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *request) {
+// now; without it an earlier life may have sent the call. span is the call's, which the follower ends; nil: it makes one.
+func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *request, span trace.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.drained || r.calls[p.ID] != nil || tree.Context().Err() != nil {
@@ -152,7 +155,10 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 	f := &follower{
 		r: r, tree: tree, id: p.ID, scope: p.Scope(), peer: p.Peer, replyBy: p.ReplyBy, contextID: p.ContextID, request: fresh,
 		attempt: max(p.Attempt, 1), resumed: resumed, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed(),
-		done: make(chan struct{}),
+		done: make(chan struct{}), span: span,
+	}
+	if span == nil {
+		f.span = r.resumeSpan(p)
 	}
 	f.interrupt = func(error) {}
 	r.calls[p.ID] = f

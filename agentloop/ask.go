@@ -126,6 +126,8 @@ func (r *run) call(ctx context.Context, req llm.Request, publish bool) (id strin
 // attempt makes one model call. An error that is no *[llm.Error] is our own fault, or the context's.
 func (r *run) attempt(ctx context.Context, req llm.Request, publish bool) (id string, answer llm.Answer, err error) {
 	id = session.NewMessageID()
+	ctx, done := r.watchModel(ctx)
+	defer func() { done(answer, err) }()
 	ctx, cancel := context.WithTimeoutCause(ctx, r.limits.ModelCallTime, &llm.Error{
 		Provider: r.modelName, Retryable: true, Message: fmt.Sprintf("the model did not finish its answer within %s", r.limits.ModelCallTime),
 	})

@@ -62,7 +62,9 @@ func (r *run) runAll(calls []call, run func(*call) error) error {
 // every turn that waits, so it is little: results are passed by reference, and what is done before and after the tool has
 // functions of its own.
 func (r *run) runCall(ctx context.Context, park *parking, c *call) error {
+	ctx, w := r.watchTool(ctx, c)
 	done, err := r.dispatch(ctx, park, c)
+	r.toolReturned(w, c, done, err)
 	park.back(c.ID)
 	return r.settle(ctx, park, c, done, err)
 }

@@ -8,6 +8,10 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"orchestrator/internal/telemetry/genai"
 	"orchestrator/llm"
 	"orchestrator/session"
 	"orchestrator/tool"
@@ -28,6 +32,12 @@ type Config struct {
 	Limits Limits
 	// Logger may be nil, which logs nothing.
 	Logger *slog.Logger
+	// Tracer makes a span of each turn, model call and tool call. Nil: there are none.
+	Tracer trace.Tracer
+	// Provider names the provider of a model in spans. May be nil.
+	Provider func(model string) string
+	// Registry takes the metrics; nil: there are none.
+	Registry prometheus.Registerer
 }
 
 // AgentLimits are the limits of one agent. Zero fields are those of all.
@@ -106,6 +116,7 @@ func (l Limits) validate() error {
 type Loop struct {
 	cfg     Config
 	log     *slog.Logger
+	metrics *metrics
 	schemas schemaCache
 	budget  *budget
 }
@@ -124,15 +135,27 @@ func New(cfg Config) (*Loop, error) {
 	if err := cfg.Limits.validate(); err != nil {
 		return nil, err
 	}
-	l := &Loop{cfg: cfg, log: cfg.Logger, budget: newBudget(cfg.Limits)}
+	l := &Loop{cfg: cfg, log: cfg.Logger, metrics: newMetrics(), budget: newBudget(cfg.Limits)}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Registry != nil {
+		if err := l.metrics.register(cfg.Registry); err != nil {
+			return nil, fmt.Errorf("agentloop: %w", err)
+		}
 	}
 	return l, nil
 }
 
 // RunTurn implements [session.TurnRunner]. It also stops when the tree's context ends, with that context's cause.
 func (l *Loop) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
+	ctx, span := genai.StartTurn(ctx, l.cfg.Tracer, t)
+	out, err := l.runTurn(ctx, t)
+	genai.EndTurn(span, out, err)
+	return out, err
+}
+
+func (l *Loop) runTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	owned := t.Tree().Context()

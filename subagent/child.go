@@ -53,6 +53,7 @@ type Child struct {
 	Cancel string             `json:"cancel,omitempty"` // why somebody asked to cancel it
 	Ended  time.Time          `json:"ended,omitzero"`
 	Result *Envelope          `json:"result,omitempty"`
+	Trace  string             `json:"trace,omitempty"` // W3C traceparent of the spawn
 }
 
 // batch is the body of a batch record: what one turn spawned. The record's key is the turn, its owner the turn's session.

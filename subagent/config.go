@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"orchestrator/session"
 )
 
@@ -32,6 +34,8 @@ type Config struct {
 	Timeouts map[string]time.Duration
 	Limits   Limits
 	Logger   *slog.Logger
+	// Registry takes the metrics; nil: there are none.
+	Registry prometheus.Registerer
 }
 
 // Limits bounds what subagents take. Zero fields mean the defaults.

@@ -198,7 +198,7 @@ func (f *family) item(kind session.ItemKind, row *childRow, late bool) session.C
 	body := session.ItemBody{
 		Kind: kind, Child: id, From: c.Agent, Asker: c.Parent, AskerName: "the primary", ToolCall: c.ToolCall, Turn: c.Batch,
 		Question: session.Shorten(c.Description+": "+c.Prompt, 500, ""), Asked: c.Spawned, At: f.now, State: string(row.state),
-		Late: late, Generation: c.Generation,
+		Late: late, Generation: c.Generation, Trace: c.Trace,
 	}
 	if c.Parent != f.tree {
 		body.AskerName, body.AskerEnded = "a subagent", true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"orchestrator/session"
 	"orchestrator/tool"
@@ -58,11 +59,13 @@ func (k *parker) Unpark(ctx context.Context) error {
 		return nil
 	}
 	if k.lent {
+		began := time.Now()
 		k.pool.slots.reclaim(k.run.seat)
 		if err := k.pool.slots.wait(ctx, k.run.seat); err != nil {
 			return fmt.Errorf("wait for a slot again: %w", err)
 		}
 		k.lent = false
+		k.pool.m.slotWait.WithLabelValues(waitReturn).Observe(time.Since(began).Seconds())
 	}
 	if err := k.move(ctx, session.StateSuspended, session.StateRunning, func(c session.Record, body Child) session.Event {
 		return scopeOf(c, body).Event(session.EventSubagentResumed, session.SubagentStarted{Run: body.Run})

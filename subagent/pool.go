@@ -20,6 +20,7 @@ type Pool struct {
 	log    *slog.Logger
 	slots  *slots
 	ends   *bell
+	m      *metrics
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -40,10 +41,16 @@ func New(cfg Config) (*Pool, error) {
 			return func(context.Context, *session.Turn, session.Outcome, *session.Batch) error { return nil }
 		}
 	}
-	return &Pool{
+	p := &Pool{
 		cfg: cfg, limits: cfg.Limits, store: cfg.Store, log: cfg.Logger, slots: newSlots(cfg.Limits), ends: newBell(),
-		runs: make(map[session.ID]*run),
-	}, nil
+		m: newMetrics(), runs: make(map[session.ID]*run),
+	}
+	if cfg.Registry != nil {
+		if err := p.m.register(cfg.Registry, p.slots); err != nil {
+			return nil, fmt.Errorf("subagent: %w", err)
+		}
+	}
+	return p, nil
 }
 
 // Live returns the states, by kind, that keep an origin turn from being quiescent and make a tree worth owning; it is for

@@ -1,6 +1,7 @@
 package subagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,9 +123,11 @@ func (p *Pool) supervise(r *run) error {
 // work runs a child's turn, when a slot is free for it. An error means that the turn has not ended by itself. The turn is
 // nil when it has not started here.
 func (p *Pool) work(ctx context.Context, r *run) (*session.Turn, session.Outcome, error) {
+	began := time.Now()
 	if err := p.slots.wait(ctx, r.seat); err != nil {
 		return nil, session.Outcome{}, err
 	}
+	p.m.slotWait.WithLabelValues(waitStart).Observe(time.Since(began).Seconds())
 	var turn *session.Turn
 	var over *session.Outcome
 	err := p.persist(ctx, r, "start a subagent", func(ctx context.Context) (err error) {
@@ -221,6 +224,7 @@ func (p *Pool) end(ctx context.Context, r *run, turn *session.Turn, out session.
 	if err != nil {
 		return fmt.Errorf("end subagent %s: %w", r.id, err)
 	}
+	p.m.ended.WithLabelValues(cmp.Or(reason, string(session.StateCompleted))).Inc()
 	return nil
 }
 

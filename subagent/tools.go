@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"orchestrator/internal/telemetry/genai"
 	"orchestrator/session"
 	"orchestrator/tool"
 )
@@ -448,7 +449,7 @@ func (p *Pool) plan(ctx context.Context, c *tool.Call, args spawnArgs, id sessio
 	body := Child{
 		Parent: c.Turn.Agent, ToolCall: c.ID, Agent: cmp.Or(args.Agent, p.cfg.DefaultAgent), Description: args.Description,
 		Prompt: args.Prompt, Batch: c.Turn.Turn, Turn: session.NewTurnID(), Generation: c.Turn.Body.Generation, Depth: parent.Depth + 1,
-		Spawned: now, Run: 1,
+		Spawned: now, Run: 1, Trace: genai.Carry(ctx),
 	}
 	switch {
 	case body.Depth > p.limits.Depth:
@@ -546,7 +547,7 @@ func (p *Pool) commitOf(ctx context.Context, c *tool.Call, id session.ID, body C
 	}
 	b.Add(session.QueueTurn(scope, session.TurnBody{
 		Origin: session.OriginTask, CausedBy: []string{string(body.Parent)}, Generation: body.Generation, Input: body.Prompt,
-		Deadline: body.Deadline,
+		Deadline: body.Deadline, Trace: body.Trace,
 	}, time.Time{}))
 	// Another spawn of this turn may come between: it changes the batch's revision, and so does this one, without reading it.
 	key := string(c.Turn.Turn)

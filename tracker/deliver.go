@@ -25,6 +25,7 @@ func (t *Tracker) Deliver(ctx context.Context, id session.CallID, r Reply, artif
 		return "", PendingA2ATask{}, fmt.Errorf("deliver to call %s: %s is not a reply", id, r.State)
 	}
 	var fate Delivery
+	var late bool
 	p, err := t.change(ctx, id, func(p *PendingA2ATask, b *session.Batch) (session.State, error) {
 		switch p.State {
 		case StateAnswered, StateConsumed, StateFolded:
@@ -58,7 +59,7 @@ func (t *Tracker) Deliver(ctx context.Context, id session.CallID, r Reply, artif
 			fate = Folded
 			b.Changes = append(b.Changes, p.item(session.ItemReply, reply, false, false))
 		case StateDetached:
-			fate, event = Folded, session.EventInvocationLate
+			fate, late, event = Folded, true, session.EventInvocationLate
 			ended, err := t.askerEnded(ctx, *p)
 			if err != nil {
 				return "", err
@@ -75,6 +76,7 @@ func (t *Tracker) Deliver(ctx context.Context, id session.CallID, r Reply, artif
 	if err != nil {
 		return "", p, err
 	}
+	t.metrics.delivered(p, fate, late)
 	if fate == Discarded {
 		t.cfg.Logger.InfoContext(ctx, "a reply came to a call that wants none", "session", p.RootID, "agent", p.SessionID, "task", p.ID, "peer", p.Peer, "state", p.State)
 	}

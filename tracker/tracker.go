@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"orchestrator/session"
 )
 
@@ -23,12 +25,15 @@ type Config struct {
 	GuardSubagent int
 	// SweepGrace is how long after its deadline the sweeper leaves a blocking call to its waiter. Defaults to 2 seconds.
 	SweepGrace time.Duration
+	// Registry takes the metrics; nil: there are none.
+	Registry prometheus.Registerer
 }
 
 // Tracker holds the calls of all trees of a store. Its methods may be called from any goroutine; several Trackers, also
 // in several processes, may share a store.
 type Tracker struct {
 	cfg      Config
+	metrics  *metrics
 	waiters  waiters
 	onChange []func(PendingA2ATask)
 
@@ -52,7 +57,13 @@ func New(cfg Config) (*Tracker, error) {
 	cfg.GuardPrimary = cmp.Or(cfg.GuardPrimary, 4)
 	cfg.GuardSubagent = cmp.Or(cfg.GuardSubagent, 1)
 	cfg.SweepGrace = cmp.Or(cfg.SweepGrace, 2*time.Second)
-	return &Tracker{cfg: cfg, ending: make(map[session.CallID]time.Time)}, nil
+	t := &Tracker{cfg: cfg, metrics: newMetrics(), ending: make(map[session.CallID]time.Time)}
+	if cfg.Registry != nil {
+		if err := t.metrics.register(cfg.Registry, t); err != nil {
+			return nil, fmt.Errorf("tracker: %w", err)
+		}
+	}
+	return t, nil
 }
 
 // OnChange adds a function that is told of every call whose reply is no longer wanted (answered, folded, expired,
@@ -95,6 +106,7 @@ func (t *Tracker) Register(ctx context.Context, turn *session.Turn, r Request) (
 	})
 	if err == nil {
 		p.Rev = done.Records[0].Rev
+		t.metrics.registered(p)
 		return p, false, nil
 	}
 	if w != nil {
@@ -350,6 +362,7 @@ func (t *Tracker) change(ctx context.Context, id session.CallID, decide func(*Pe
 			return was, fmt.Errorf("change call %s from %s to %s: %w", id, was.State, to, err)
 		}
 		p.Rev = rec.Rev + 1
+		t.metrics.changed(was.State, p)
 		t.changed(was.State, p)
 		return p, nil
 	}

@@ -286,6 +286,7 @@ func (t *Tracker) lookAfterEnded(ctx context.Context) {
 		delete(t.ending, id)
 		t.mu.Unlock()
 		if settled {
+			t.metrics.ended(p)
 			t.changed(StateWaiting, p)
 		}
 	}

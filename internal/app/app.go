@@ -15,6 +15,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
 	"orchestrator/a2a"
 	"orchestrator/a2a/a2ahttp"
 	"orchestrator/agentloop"
@@ -52,6 +55,8 @@ type App struct {
 	http     *a2ahttp.Transport
 	models   map[string]*model
 	registry []tool.Tool
+	metrics  *prometheus.Registry
+	tracer   trace.Tracer // nil: there are no spans
 
 	mu          sync.Mutex
 	deniedCalls map[DeniedTool]int
@@ -72,7 +77,10 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	a := &App{cfg: cfg, log: log, full: make(chan error, 1), models: make(map[string]*model), deniedCalls: make(map[DeniedTool]int)}
+	a := &App{cfg: cfg, log: log, full: make(chan error, 1), models: make(map[string]*model), deniedCalls: make(map[DeniedTool]int), metrics: newRegistry()}
+	if cfg.Tracing != nil {
+		a.tracer = cfg.Tracing.Tracer("orchestrator")
+	}
 	for _, m := range cfg.Models {
 		if a.models[m.Name], err = newModel(m, cfg.Getenv); err != nil {
 			return nil, err
@@ -81,7 +89,10 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if a.store, err = openStore(ctx, cfg.Store, log); err != nil {
 		return nil, err
 	}
-	a.store = roomWatch{Store: a.store, full: a.full}
+	opened := a.store
+	if a.store, err = session.Measure(roomWatch{Store: opened, full: a.full}, a.metrics); err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
 	if err := a.build(); err != nil {
 		return nil, errors.Join(err, a.store.Close())
 	}
@@ -99,13 +110,13 @@ func (a *App) build() (err error) {
 	cfg := a.cfg
 	if a.Manager, err = session.NewManager(session.Config{
 		Store: a.store, Logger: a.log, LeaseTTL: cfg.Sessions.LeaseTTL, TurnTimeout: cfg.Loop.TurnTimeout,
-		MaxQueued: cfg.Sessions.MaxQueued, Retention: cfg.Sessions.Retention,
+		MaxQueued: cfg.Sessions.MaxQueued, Retention: cfg.Sessions.Retention, Registry: a.metrics,
 	}); err != nil {
 		return err
 	}
 	if a.Calls, err = tracker.New(tracker.Config{
 		Store: a.store, Logger: a.log, ReplyRetention: cfg.A2A.ReplyRetention,
-		GuardPrimary: cfg.A2A.GuardPrimary, GuardSubagent: cfg.A2A.GuardSubagent,
+		GuardPrimary: cfg.A2A.GuardPrimary, GuardSubagent: cfg.A2A.GuardSubagent, Registry: a.metrics,
 	}); err != nil {
 		return err
 	}
@@ -113,7 +124,7 @@ func (a *App) build() (err error) {
 		return err
 	}
 	if a.Relay, err = a2a.New(a2a.Config{
-		Tracker: a.Calls, Store: a.store, Registry: a.Peers, Logger: a.log,
+		Tracker: a.Calls, Store: a.store, Registry: a.Peers, Logger: a.log, Tracer: a.tracer,
 		Self: a2a.Identity{Name: cfg.A2A.Name, Card: cfg.A2A.URL},
 		Limits: a2a.Limits{
 			MaxWait: cfg.A2A.MaxWait, CallTimeout: cfg.A2A.CallTimeout, ReplyRetention: cfg.A2A.ReplyRetention,
@@ -147,7 +158,13 @@ func (a *App) build() (err error) {
 			ParallelTools: cfg.Loop.ParallelTools, RepeatNote: cfg.Loop.RepeatNote, RepeatFail: cfg.Loop.RepeatFail,
 			TreeTokens: cfg.Loop.TreeTokens, TreeCostUSD: cfg.Loop.TreeCostUSD,
 		},
-		Logger: a.log,
+		Logger: a.log, Tracer: a.tracer, Registry: a.metrics,
+		Provider: func(name string) string {
+			if m, ok := a.models[name]; ok {
+				return m.cfg.Provider
+			}
+			return ""
+		},
 	})
 	if err != nil {
 		return err
@@ -196,6 +213,7 @@ func (a *App) lookupEnv(name string) (string, bool) {
 func (a *App) subagentConfig(loop session.TurnRunner) subagent.Config {
 	c, s := subagent.Config{
 		Store: a.store, Runner: loop, Logger: a.log, Prepare: a.prepare, EndCalls: a.Calls.EndPart, DefaultAgent: a.cfg.Subagents.Agent,
+		Registry: a.metrics,
 	}, a.cfg.Subagents
 	c.Timeouts, c.Descriptions = make(map[string]time.Duration), make(map[string]string)
 	for _, agent := range a.cfg.Agents {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"orchestrator/session"
 )
 
@@ -43,11 +45,14 @@ type Config struct {
 	Subagents SubagentsConfig `mapstructure:"subagents"`
 	A2A       A2AConfig       `mapstructure:"a2a"`
 	Sessions  SessionsConfig  `mapstructure:"sessions"`
+	Telemetry TelemetryConfig `mapstructure:"telemetry"`
 
 	// Dir is what relative paths are relative to: the folder of the config file. Empty is the working directory.
 	Dir string `mapstructure:"-"`
 	// Getenv reads the environment. Defaults to os.Getenv.
 	Getenv func(string) string `mapstructure:"-"`
+	// Tracing makes spans. Nil makes none.
+	Tracing trace.TracerProvider `mapstructure:"-"`
 }
 
 // LogConfig says what is logged to standard error.
@@ -56,6 +61,13 @@ type LogConfig struct {
 	Level string `mapstructure:"level"`
 	// Format is text or json. Defaults to text.
 	Format string `mapstructure:"format"`
+}
+
+// TelemetryConfig says where traces go. Metrics are served at /metrics.
+type TelemetryConfig struct {
+	// OTLPEndpoint is the URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://localhost:4318.
+	// Defaults to $OTEL_EXPORTER_OTLP_ENDPOINT; when that is empty too no traces are made.
+	OTLPEndpoint string `mapstructure:"otlp_endpoint"`
 }
 
 // The drivers and the durability of a store.

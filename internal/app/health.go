@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Serve answers /healthz and /readyz on the configured address until ctx ends. ready, when not nil, is told the address
+// Serve answers /healthz, /readyz and /metrics on the configured address until ctx ends. ready, when not nil, is told the address
 // once it is bound. The App must have been started. It returns nil when ctx ended it.
 func (a *App) Serve(ctx context.Context, ready func(addr net.Addr)) error {
 	listener, err := net.Listen("tcp", a.cfg.Listen)
@@ -29,6 +29,7 @@ func (a *App) Serve(ctx context.Context, ready func(addr net.Addr)) error {
 		}
 		answer(w, http.StatusOK, "ok")
 	})
+	mux.Handle("GET /metrics", a.Metrics())
 	server := &http.Server{
 		Handler: http.MaxBytesHandler(mux, 64<<10), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
