@@ -31,14 +31,14 @@ func outcomeOf(err error) outcome {
 	if _, ok := errors.AsType[*AddressError](err); ok {
 		return outcome{kind: refused}
 	}
+	if _, ok := errors.AsType[*CardError](err); ok {
+		return outcome{kind: refused}
+	}
 	if _, ok := errors.AsType[*NotSentError](err); ok {
 		return outcome{kind: notSent}
 	}
 	if _, ok := errors.AsType[*protocol.Error](err); ok {
 		return outcome{kind: refused, peers: true}
-	}
-	if _, ok := errors.AsType[*CardError](err); ok {
-		return outcome{kind: refused}
 	}
 	if _, ok := errors.AsType[*MediaTypeError](err); ok {
 		return outcome{kind: refused}

@@ -49,7 +49,8 @@ func registry(t *testing.T) []tool.Tool {
 	}
 	return slices.Concat(tools,
 		specs(tool.SourceSubagent, "spawn_subagent", "list_subagents", "wait_subagents", "cancel_subagent"),
-		specs(tool.SourceA2A, "invoke_agent", "list_known_agents", "get_agent_details"))
+		specs(tool.SourceA2A, "invoke_agent", "list_known_agents", "get_agent_details"),
+		specs(tool.SourceA2AAdmin, "register_agent", "unregister_agent", "refresh_agent_card"))
 }
 
 const shippedFile = "../configs/profiles.yaml"
@@ -83,7 +84,6 @@ func childOf(parent *tool.Set, agent toolprofile.Agent) toolprofile.Subject {
 func TestProfilesShippedAdmitWhatTheDesignSays(t *testing.T) {
 	reg := append(registry(t), specs("mcp:files", "read_file", "write_file")...)
 	reg = append(reg, specs(tool.SourceBuiltin, "ask_user")...)
-	reg = append(reg, specs(tool.SourceA2AAdmin, "register_agent")...)
 	p, err := toolprofile.Load(shippedFile, toolprofile.Config{Registry: reg})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestProfilesSnapshotGateFailsOnAChange(t *testing.T) {
 }
 
 func TestProfilesDoNotAdmitASourceNobodyLists(t *testing.T) {
-	reg := slices.Concat(registry(t), specs(tool.SourceA2AAdmin, "register_agent"), specs("mcp:files", "read_file"), specs("webhook", "post"))
+	reg := slices.Concat(registry(t), specs("mcp:files", "read_file"), specs("webhook", "post"))
 	p := parse(t, "profiles:\n  - name: r\n    allow: [{source: a2a}, {source: 'mcp:git*'}]\n", toolprofile.Config{Registry: reg})
 	set := p.Set(reg, of("r"))
 	if diff := cmp.Diff([]string{"invoke_agent", "list_known_agents", "get_agent_details"}, set.Names()); diff != "" {

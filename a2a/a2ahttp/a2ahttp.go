@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,6 +49,11 @@ type Config struct {
 	Prefer []string
 	// DialContext connects. Defaults to TCP.
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
+	// Allowed are the addresses that registered agents may lead to though they aren't public. Registered agents are dialed
+	// by TCP, whatever DialContext is.
+	Allowed a2a.Allowed
+	// Resolver looks up the hosts of registered agents. Nil is the machine's.
+	Resolver *net.Resolver
 }
 
 // Bindings are the bindings of the protocol that a [Transport] speaks, in the order it prefers them.
@@ -56,7 +62,11 @@ var Bindings = []string{string(protocol.TransportProtocolJSONRPC), string(protoc
 // Transport is a [a2a.Transport] over HTTP.
 type Transport struct {
 	cfg    Config
-	shared connections
+	shared connections // of peers without anything of their own
+
+	mu      sync.Mutex
+	routes  map[route]connections
+	sources map[tokenKey]*tokens
 }
 
 var _ a2a.Transport = (*Transport)(nil)
@@ -82,7 +92,10 @@ func New(cfg Config) (*Transport, error) {
 	if cfg.DialContext == nil {
 		cfg.DialContext = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	}
-	return &Transport{cfg: cfg, shared: newConnections(cfg)}, nil
+	t := &Transport{cfg: cfg, routes: make(map[route]connections), sources: make(map[tokenKey]*tokens)}
+	var err error
+	t.shared, err = newConnections(cfg, route{})
+	return t, err
 }
 
 // connections are pools of connections: gRPC needs HTTP/2, also where there is no TLS to negotiate it.
@@ -91,7 +104,7 @@ type connections struct {
 	h2   *http.Transport
 }
 
-func newConnections(cfg Config) connections {
+func newConnections(cfg Config, to route) (connections, error) {
 	base := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            cfg.DialContext,
@@ -101,11 +114,45 @@ func newConnections(cfg Config) connections {
 		MaxResponseHeaderBytes: 64 << 10,
 		ForceAttemptHTTP2:      true,
 	}
+	if err := to.prepare(base, cfg); err != nil {
+		return connections{}, err
+	}
 	h2 := base.Clone()
 	h2.Protocols = new(http.Protocols)
 	h2.Protocols.SetHTTP2(true)
 	h2.Protocols.SetUnencryptedHTTP2(true)
-	return connections{http: base, h2: h2}
+	return connections{http: base, h2: h2}, nil
+}
+
+// connections returns the pools of a peer's route.
+func (t *Transport) connections(p a2a.Peer) (connections, error) {
+	to := routeOf(p)
+	if to == (route{}) {
+		return t.shared, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c, ok := t.routes[to]
+	if !ok {
+		var err error
+		if c, err = newConnections(t.cfg, to); err != nil {
+			return c, &a2a.CardError{Reason: fmt.Sprintf("%s can't be called securely: %v", p.Name, err)}
+		}
+		t.routes[to] = c
+	}
+	return c, nil
+}
+
+// tokens returns the source of a key's tokens. It outlives the clients that use it, so that a new card costs no new token.
+func (t *Transport) tokens(key tokenKey, base http.RoundTripper) *tokens {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.sources[key]
+	if s == nil {
+		s = newTokens(key, base)
+		t.sources[key] = s
+	}
+	return s
 }
 
 func (c connections) close() {
@@ -114,19 +161,35 @@ func (c connections) close() {
 }
 
 // Close drops the connections nobody uses. It may be called twice.
-func (t *Transport) Close() { t.shared.close() }
+func (t *Transport) Close() {
+	t.shared.close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.routes {
+		c.close()
+	}
+}
 
 // Binding implements [a2a.Transport].
 func (t *Transport) Binding() string { return "http" }
 
-// client returns an HTTP client that sends the peer's headers and checks answers, which are those of a wire.
-func (t *Transport) client(p a2a.Peer, w wire) *http.Client {
-	rt := &roundTripper{base: t.shared.http, wire: w, headers: p.Headers, maxBody: t.cfg.MaxBody}
+// client returns an HTTP client that sends what the peer knows us by and checks answers, which are those of a wire. card is
+// nil when it has yet to be fetched.
+func (t *Transport) client(p a2a.Peer, card *protocol.AgentCard, w wire) (*http.Client, error) {
+	conns, err := t.connections(p)
+	if err != nil {
+		return nil, err
+	}
+	known, err := newAccess(p, card, func(key tokenKey) *tokens { return t.tokens(key, conns.http) })
+	if err != nil {
+		return nil, err
+	}
+	base := conns.http
 	if w == wireGRPC {
-		rt.base = t.shared.h2
+		base = conns.h2
 	}
 	return &http.Client{
-		Transport: rt,
+		Transport: &roundTripper{base: &accessTripper{base: base, access: known}, wire: w, wants: known.wants, maxBody: t.cfg.MaxBody},
 		CheckRedirect: func(req *http.Request, via []*http.Request) error {
 			var why string
 			switch first := via[0].URL; {
@@ -134,14 +197,14 @@ func (t *Transport) client(p a2a.Peer, w wire) *http.Client {
 				why = fmt.Sprintf("more than %d redirects", maxRedirects)
 			case req.Method != via[0].Method:
 				why = "a redirect that only pages follow"
-			case len(p.Headers) > 0 && (req.URL.Host != first.Host || req.URL.Scheme != first.Scheme):
-				why = fmt.Sprintf("a redirect to %s, which the peer's headers are not for", req.URL.Host)
+			case !known.empty() && (req.URL.Host != first.Host || req.URL.Scheme != first.Scheme):
+				why = fmt.Sprintf("a redirect to %s, which the peer's headers are not for, nor are its credentials", req.URL.Host)
 			default:
 				return nil
 			}
 			return &a2a.StatusError{Code: http.StatusFound, Status: why, URL: via[0].URL.Redacted()}
 		},
-	}
+	}, nil
 }
 
 // bare returns what went wrong with a request without the request, which our errors name.
@@ -163,7 +226,11 @@ func (t *Transport) Card(ctx context.Context, p a2a.Peer) (*protocol.AgentCard, 
 		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, err)
 	}
 	req.Header.Set("Accept", "application/json")
-	resp, err := t.client(p, wireJSON).Do(req)
+	hc, err := t.client(p, nil, wireJSON)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := hc.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the card of %s: %w", p.Name, bare(err))
 	}
@@ -188,7 +255,11 @@ func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.Agen
 				case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 					return nil, fmt.Errorf("%q is no http:// or https:// address", iface.URL)
 				}
-				return s.connect(u, t.client(p, s.wire), t.cfg.MaxBody)
+				hc, err := t.client(p, card, s.wire)
+				if err != nil {
+					return nil, err
+				}
+				return s.connect(u, hc, t.cfg.MaxBody)
 			})))
 	}
 	c, err := a2aclient.NewFactory(options...).CreateFromCard(ctx, card)
@@ -264,7 +335,7 @@ const (
 type roundTripper struct {
 	base    http.RoundTripper
 	wire    wire
-	headers map[string]a2a.Secret
+	wants   string // what the card asks for that we don't have
 	maxBody int64
 }
 
@@ -277,12 +348,6 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	})
 	req = req.WithContext(ctx)
-	if len(rt.headers) > 0 {
-		req.Header = req.Header.Clone() // a round tripper leaves its request alone
-		for name, value := range rt.headers {
-			req.Header.Set(name, string(value))
-		}
-	}
 	resp, err := rt.base.RoundTrip(req)
 	if err != nil {
 		if !connected.Load() {
@@ -302,9 +367,13 @@ func (rt *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 				return nil, err
 			}
 		}
+		status := fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+		if rt.wants != "" && (resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden) {
+			status += fmt.Sprintf(": it wants %s, which peers.yaml has no credentials for", rt.wants)
+		}
 		return nil, &a2a.StatusError{
-			Code: resp.StatusCode, Status: fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode)),
-			URL: req.URL.Redacted(), RetryAfter: retryAfter(resp.Header.Get("Retry-After")),
+			Code: resp.StatusCode, Status: status, URL: req.URL.Redacted(),
+			RetryAfter: retryAfter(resp.Header.Get("Retry-After")),
 		}
 	}
 	switch {

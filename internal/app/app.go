@@ -177,6 +177,7 @@ func (a *App) build() (err error) {
 		return err
 	}
 	a.registry = append(append(local, a.Subagents.Tools()...), a.Relay.Tools()...)
+	a.registry = append(a.registry, a.Relay.AdminTools()...)
 	if a.Profiles, err = toolprofile.NewLive(toolprofile.LiveConfig{
 		Path: cfg.ProfilesFile, Default: configs.Profiles, Agents: a.profileAgents(), Logger: a.log,
 		Registry: a.Registry,
@@ -188,8 +189,12 @@ func (a *App) build() (err error) {
 }
 
 func (a *App) loadPeers() (_ *a2a.Registry, err error) {
-	c := a2a.RegistryConfig{Refresh: a.cfg.A2A.CardRefresh, Logger: a.log}
-	if a.http, err = a2ahttp.New(a2ahttp.Config{}); err != nil {
+	c := a2a.RegistryConfig{Refresh: a.cfg.A2A.CardRefresh, RegisteredFile: a.cfg.RegisteredPeers(), Logger: a.log}
+	allowed, err := a2a.ParseAllowed(a.cfg.A2A.AllowPrivate)
+	if err != nil {
+		return nil, fmt.Errorf("a2a.allow_private: %w", err)
+	}
+	if a.http, err = a2ahttp.New(a2ahttp.Config{Allowed: allowed}); err != nil {
 		return nil, err
 	}
 	c.Transport = a.http

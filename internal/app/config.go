@@ -16,6 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"orchestrator/a2a"
 	"orchestrator/session"
 )
 
@@ -251,6 +252,9 @@ type A2AConfig struct {
 	MaxDepth int `mapstructure:"max_depth"`
 	// CardRefresh is how often agent cards are fetched anew. Defaults to 4 hours.
 	CardRefresh time.Duration `mapstructure:"card_refresh"`
+	// AllowPrivate are the hosts, addresses and prefixes (10.1.0.0/16) that agents added by register_agent or peers add may
+	// lead to though they aren't public. Peers of the peers file aren't bound by it. Defaults to none.
+	AllowPrivate []string `mapstructure:"allow_private"`
 }
 
 // SessionsConfig bounds sessions.
@@ -484,6 +488,15 @@ func readSecret(file string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
+// RegisteredPeers is the file of the agents that are added at run time: peers.registered.json in the data directory, or ""
+// when nothing is kept.
+func (c Config) RegisteredPeers() string {
+	if c.Store.Driver == DriverMemory {
+		return ""
+	}
+	return filepath.Join(c.DataDir, "peers.registered.json")
+}
+
 // Agent returns the agent of a name.
 func (c Config) Agent(name string) (AgentConfig, bool) {
 	i := slices.IndexFunc(c.Agents, func(a AgentConfig) bool { return a.Name == name })
@@ -555,6 +568,9 @@ func (c Config) validate() error {
 	v.count("a2a.max_depth", c.A2A.MaxDepth)
 	v.positive("a2a.card_refresh", c.A2A.CardRefresh)
 	v.url("a2a.url", c.A2A.URL)
+	if _, err := a2a.ParseAllowed(c.A2A.AllowPrivate); err != nil {
+		v.fault("a2a.allow_private", fmt.Sprint(c.A2A.AllowPrivate), err.Error())
+	}
 
 	v.positive("sessions.retention", c.Sessions.Retention)
 	v.count("sessions.max_queued", c.Sessions.MaxQueued)
