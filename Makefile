@@ -1,4 +1,5 @@
-# Every target works on a fresh clone with Go and a C compiler (the race detector needs one). `make` alone prints the list.
+# Every target works on a fresh clone with Go and a C compiler (the race detector needs one), but for those that say what
+# else they need. `make` alone prints the list.
 
 GO         ?= go
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -6,10 +7,10 @@ FUZZTIME   ?= 60s
 BENCHFLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench fuzz clean
+.PHONY: help build demo test check bench fuzz interop-a2a clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/orchestrator
 	CGO_ENABLED=0 $(GO) build -ldflags '-X main.version=$(VERSION)' -o bin/orchestrator ./cmd/orchestrator
@@ -33,5 +34,8 @@ bench: ## measure what the product costs beyond its parts; BENCHFLAGS="-run appe
 fuzz: ## run every fuzz target for FUZZTIME (60s)
 	@scripts/fuzz.sh $(FUZZTIME)
 
+interop-a2a: ## talk to an agent built with npm's @a2a-js/sdk (needs Node.js 20 and npm)
+	@GO='$(GO)' scripts/interop-a2a.sh
+
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf bin dist interop/a2a-js/node_modules
