@@ -10,7 +10,6 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/cenkalti/backoff/v5"
 	"go.opentelemetry.io/otel/trace"
 
@@ -343,7 +342,7 @@ func (f *follower) prepare(ctx context.Context) (*exchange, error) {
 		return nil, errCancelled
 	}
 	f.sent = true
-	return &exchange{f: f, ctx: withLineage(ctx), client: client, req: req, a: f.assembly(m.TaskID == "")}, nil
+	return &exchange{f: f, ctx: f.r.cfg.Registry.activating(ctx, f.peer), client: client, req: req, a: f.assembly(m.TaskID == "")}, nil
 }
 
 // notSentAfterAll takes back that something may have been sent, when it certainly wasn't.
@@ -699,9 +698,4 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// withLineage asks the peer to use our extension.
-func withLineage(ctx context.Context) context.Context {
-	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{protocol.SvcParamExtensions: {LineageURI}})
 }

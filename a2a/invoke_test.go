@@ -613,7 +613,9 @@ func TestMessageCarriesLineageSkillAndData(t *testing.T) {
 	inBubble(t, func(w *world) {
 		w.self = a2a.Identity{Card: "https://us.test"}
 		w.in = func(*session.Turn) a2a.Lineage { return a2a.Lineage{Chain: []string{"https://them.test"}, Depth: 1} }
-		p := w.peer(a2atest.Config{Name: "p"})
+		p := w.peer(a2atest.Config{Name: "p", Card: func(c *protocol.AgentCard) {
+			c.Capabilities.Extensions = []protocol.AgentExtension{{URI: a2a.LineageURI, Required: true}, {URI: "urn:other"}}
+		}})
 		c := w.call(w.turn(tool.Subagent, 0), 1, ask("p", "go", "skill", "echo", "data", map[string]any{"k": "v"}, "timeout_seconds", 9))
 		w.ask(c)
 		sent := p.Sends()[0]

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
 
 	"orchestrator/session"
 )
@@ -199,6 +200,9 @@ func (r *Registry) connect(ctx context.Context, name string) (Client, bool, erro
 func (r *Registry) connectEntry(ctx context.Context, e *entry) (Client, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if err := speaks(e.peer.Name, e.card); err != nil {
+		return nil, false, err
+	}
 	if e.client == nil {
 		c, err := r.cfg.Transport.Connect(ctx, e.peer, e.card)
 		if err != nil {
@@ -207,6 +211,25 @@ func (r *Registry) connectEntry(ctx context.Context, e *entry) (Client, bool, er
 		e.client = c
 	}
 	return e.client, e.card.Capabilities.Streaming, nil
+}
+
+// speaks refuses a card that requires an extension of the protocol which we don't know.
+func speaks(name string, card *protocol.AgentCard) error {
+	for _, x := range card.Capabilities.Extensions {
+		if x.Required && x.URI != LineageURI {
+			return &CardError{Reason: fmt.Sprintf("%s requires the extension %q of the protocol, which isn't spoken here, so it can't be asked", name, x.URI)}
+		}
+	}
+	return nil
+}
+
+// activating asks the peer to use those of our extensions that its card offers.
+func (r *Registry) activating(ctx context.Context, name string) context.Context {
+	card := r.known(name)
+	if card == nil || !slices.ContainsFunc(card.Capabilities.Extensions, func(x protocol.AgentExtension) bool { return x.URI == LineageURI }) {
+		return ctx
+	}
+	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{protocol.SvcParamExtensions: {LineageURI}})
 }
 
 // refresh fetches a peer's card again, and reports whether its interfaces are others now.

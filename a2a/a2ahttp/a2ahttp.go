@@ -244,6 +244,11 @@ func (t *Transport) Card(ctx context.Context, p a2a.Peer) (*protocol.AgentCard, 
 
 // Connect implements [a2a.Transport]. It chooses the newest version that both speak, then the binding by preference.
 func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.AgentCard) (a2a.Client, error) {
+	if p.Registered {
+		if err := checkInterfaces(t.cfg.Allowed, card); err != nil {
+			return nil, err
+		}
+	}
 	options := []a2aclient.FactoryOption{a2aclient.WithDefaultsDisabled(), a2aclient.WithConfig(a2aclient.Config{PreferredTransports: t.prefer()})}
 	for _, s := range spoken {
 		options = append(options, a2aclient.WithCompatTransport(s.version, s.binding, a2aclient.TransportFactoryFn(

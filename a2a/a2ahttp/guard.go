@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"syscall"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"orchestrator/a2a"
 )
@@ -44,4 +47,20 @@ func (g *guard) check(host, network, addr string) error {
 		return fmt.Errorf("%s is refused: its address %q can't be read", host, addr)
 	}
 	return g.allowed.Check(host, at.Addr())
+}
+
+// checkInterfaces refuses a card with an interface at an address it may not lead to. Names are checked when they are dialed.
+func checkInterfaces(allowed a2a.Allowed, card *protocol.AgentCard) error {
+	for _, i := range card.SupportedInterfaces {
+		u, err := url.Parse(i.URL)
+		if err != nil || allowed.Host(u.Hostname()) {
+			continue
+		}
+		if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
+			if err := allowed.Check(u.Hostname(), ip); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
