@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -161,17 +162,18 @@ type wayToForeign struct {
 	name     string
 	nameless bool     // the agent's SDK leaves the names of files out
 	requests []string // what must have been asked for: methods of JSON-RPC, or of HTTP with their paths
+	resume   string   // how a task is taken up
 	version  string   // of the protocol, as the requests name it
 }
 
 var waysToForeign = []wayToForeign{
-	{"jsonrpc", false, []string{"SendStreamingMessage", "CancelTask"}, "1.0"},
-	{"jsonrpc-without-streaming", false, []string{"SendMessage", "GetTask", "CancelTask"}, "1.0"},
-	{"rest", false, []string{"POST /rest/message:stream"}, "1.0"},
-	{"grpc", false, nil, ""},
-	{"jsonrpc-0.3", false, []string{"message/stream", "tasks/cancel"}, "0.3"},
-	{"rest-0.3", true, []string{"POST /rest-0.3/v1/message:stream"}, "0.3"},
-	{"both-versions", false, []string{"SendStreamingMessage", "CancelTask"}, "1.0"},
+	{"jsonrpc", false, []string{"SendStreamingMessage", "CancelTask"}, "SubscribeToTask", "1.0"},
+	{"jsonrpc-without-streaming", false, []string{"SendMessage", "GetTask", "CancelTask"}, "GetTask", "1.0"},
+	{"rest", false, []string{"POST /rest/message:stream"}, "POST /rest/tasks/", "1.0"},
+	{"grpc", false, nil, "", ""},
+	{"jsonrpc-0.3", false, []string{"message/stream", "tasks/cancel"}, "tasks/resubscribe", "0.3"},
+	{"rest-0.3", true, []string{"POST /rest-0.3/v1/message:stream"}, "GET /rest-0.3/v1/tasks/", "0.3"},
+	{"both-versions", false, []string{"SendStreamingMessage", "CancelTask"}, "SubscribeToTask", "1.0"},
 }
 
 func TestAskTalksToAnAgentOfAnotherSDK(t *testing.T) {
@@ -248,6 +250,17 @@ func TestAskTalksToAnAgentOfAnotherSDK(t *testing.T) {
 	}
 }
 
+// resumes waits until a task is asked for again.
+func (f *foreign) resumes(way wayToForeign) {
+	f.t.Helper()
+	if way.resume == "" {
+		return // the agent doesn't print what comes by it
+	}
+	f.prints(way.resume, func(l foreignLine) bool {
+		return strings.HasPrefix(l.HTTP+"/", "POST /"+way.name+"/") && l.Method == way.resume || strings.HasPrefix(l.HTTP, way.resume)
+	})
+}
+
 // of is the same agent in a subtest.
 func (f *foreign) of(t *testing.T) *foreign {
 	return &foreign{t: t, run: f.run, in: f.in, cards: f.cards}
@@ -278,5 +291,39 @@ func (f *foreign) came(way wayToForeign) {
 		if !requests[r] {
 			f.t.Errorf("the agent got no %s by %s, only %v", r, way.name, requests)
 		}
+	}
+}
+
+func TestKilledAskTakesUpTheTaskOfAnAgentOfAnotherSDK(t *testing.T) {
+	t.Parallel()
+	f := newForeign(t)
+	for _, way := range waysToForeign {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			f := f.of(t)
+			chat := newChatServer(t, runsErrands)
+			p := newPlace(t, "OPENAI_API_KEY="+chatKey, "OPENAI_BASE_URL="+chat.url, "OPENAI_MODEL=e2e-1")
+			p.write("peers.yaml", fmt.Sprintf("peers:\n  - {name: writer, card: %q}\n", f.cards[way.name]))
+
+			key := "tunnels-" + way.name
+			first := p.start("ask", quote([]errand{{"writer", 60, "write-slowly " + key}}))
+			task := f.gets(way.name, "write-slowly "+key)
+			until(t, func() bool { return strings.Contains(p.ok("calls", "list", "-o", "json"), task) })
+			first.signal(syscall.SIGKILL)
+			first.end()
+
+			second := p.start("ask", "Go on.", "--session", p.session())
+			second.prints(second.stderr, "goes on where it was before the restart")
+			f.resumes(way)
+			f.release(key)
+			second.exits(0)
+			if told := chat.results("invoke_agent"); len(told) != 1 || !strings.Contains(told[0], "The second half of "+key+".") {
+				t.Errorf("the subagent was told %q, want the letter", told)
+			}
+			if calls := p.openCalls(); len(calls) > 0 {
+				t.Errorf("calls are open after all came home: %q", calls)
+			}
+			f.came(wayToForeign{name: way.name, version: way.version})
+		})
 	}
 }
