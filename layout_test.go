@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,7 @@ var imports = map[string][]string{
 	"session/sessiontest": {"session"},
 	"store/sqlite":        {"session"},
 	"llm":                 {"session"},
+	"llm/anthropic":       {"llm", "llm/llmhttp", "session"},
 	"llm/llmhttp":         {"llm"},
 	"llm/llmtest":         {"llm", "session"},
 	"llm/openai":          {"llm", "llm/llmhttp", "session"},
@@ -40,7 +42,7 @@ var imports = map[string][]string{
 	"a2a/a2ademo":         {},
 	"configs":             {},
 	"internal/app": {
-		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/openai", "llm/scripted", "session", "store/sqlite",
+		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
 	"internal/telemetry":       {},
@@ -51,27 +53,28 @@ var imports = map[string][]string{
 // homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers
 // and the flag and config libraries have one home, so that their types stay out of everybody else's signatures.
 var homes = map[string][]string{
-	"github.com/a2aproject/a2a-go":             {"a2a", "bench"}, // bench compares us with it
-	"github.com/cenkalti/backoff/v5":           {"a2a", "agentloop"},
-	"github.com/go-viper/mapstructure/v2":      {"cmd"},
-	"github.com/goccy/go-yaml":                 {"a2a", "llm/scripted", "toolprofile"},
-	"github.com/mattn/go-isatty":               {"cmd"},
-	"github.com/oklog/ulid/v2":                 {"session"},
-	"github.com/openai/openai-go/v3":           {"llm/openai"},
-	"github.com/pressly/goose/v3":              {"store"},
-	"github.com/santhosh-tekuri/jsonschema/v6": {"agentloop"},
-	"github.com/spf13/cobra":                   {"cmd"},
-	"github.com/spf13/pflag":                   {"cmd"},
-	"github.com/spf13/viper":                   {"cmd"},
-	"go.yaml.in/yaml/v3":                       {"cmd"}, // as viper does
-	"go.opentelemetry.io/otel":                 {"a2a", "agentloop", "internal"},
-	"github.com/prometheus/client_golang":      {"agentloop", "internal/app", "session", "subagent", "tracker"},
-	"golang.org/x/sync":                        {"agentloop"},
-	"golang.org/x/sys":                         {"cmd", "e2e"}, // terminals, real and made for tests
-	"google.golang.org/genproto":               {"a2a"},
-	"google.golang.org/grpc":                   {"a2a"}, // its wire format and types; the connections are ours
-	"google.golang.org/protobuf":               {"a2a"},
-	"modernc.org/sqlite":                       {"store"},
+	"github.com/a2aproject/a2a-go":              {"a2a", "bench"}, // bench compares us with it
+	"github.com/cenkalti/backoff/v5":            {"a2a", "agentloop"},
+	"github.com/go-viper/mapstructure/v2":       {"cmd"},
+	"github.com/goccy/go-yaml":                  {"a2a", "llm/scripted", "toolprofile"},
+	"github.com/mattn/go-isatty":                {"cmd"},
+	"github.com/oklog/ulid/v2":                  {"session"},
+	"github.com/anthropics/anthropic-sdk-go/v2": {"llm/anthropic"},
+	"github.com/openai/openai-go/v3":            {"llm/openai"},
+	"github.com/pressly/goose/v3":               {"store"},
+	"github.com/santhosh-tekuri/jsonschema/v6":  {"agentloop"},
+	"github.com/spf13/cobra":                    {"cmd"},
+	"github.com/spf13/pflag":                    {"cmd"},
+	"github.com/spf13/viper":                    {"cmd"},
+	"go.yaml.in/yaml/v3":                        {"cmd"}, // as viper does
+	"go.opentelemetry.io/otel":                  {"a2a", "agentloop", "internal"},
+	"github.com/prometheus/client_golang":       {"agentloop", "internal/app", "session", "subagent", "tracker"},
+	"golang.org/x/sync":                         {"agentloop"},
+	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests
+	"google.golang.org/genproto":                {"a2a"},
+	"google.golang.org/grpc":                    {"a2a"}, // its wire format and types; the connections are ours
+	"google.golang.org/protobuf":                {"a2a"},
+	"modernc.org/sqlite":                        {"store"},
 }
 
 // testLibraries may be imported by any test and by the packages that are made for tests.
@@ -181,7 +184,7 @@ func readImports(t *testing.T) map[string]map[string]string {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin"):
+		case d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin" || isModule(file)):
 			return filepath.SkipDir
 		case d.IsDir() || !strings.HasSuffix(file, ".go"):
 			return nil
@@ -213,6 +216,12 @@ func readImports(t *testing.T) map[string]map[string]string {
 		t.Fatal("package session was not found; is the test run in the module's root?")
 	}
 	return seen
+}
+
+// isModule reports whether a directory is the root of a module, which no other one contains.
+func isModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
 }
 
 // ours returns the packages of this module among deps, without the module's name, sorted.

@@ -56,7 +56,7 @@ func (c *cli) root() *cobra.Command {
 		Long: `orchestrator runs a primary agent that spawns subagents and asks peer agents over A2A.
 
 Start with:  orchestrator demo                 the whole story, offline
-             orchestrator ask "..."            with OPENAI_API_KEY set, or an orchestrator.yaml
+             orchestrator ask "..."            with OPENAI_API_KEY or ANTHROPIC_API_KEY set, or an orchestrator.yaml
 
 Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't be reached, 130 interrupted`,
 		Version:       version,

@@ -76,7 +76,7 @@ func findConfig(file string, env map[string]string) (string, error) {
 	if file != "" {
 		if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
 			return "", withHint(configError{fmt.Errorf("config file %s doesn't exist", file)},
-				"name another with --config, or leave it out: with OPENAI_API_KEY set none is needed")
+				"name another with --config, or leave it out: with OPENAI_API_KEY or ANTHROPIC_API_KEY set none is needed")
 		}
 		return file, nil
 	}

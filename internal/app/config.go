@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"orchestrator/a2a"
+	"orchestrator/llm/anthropic"
 	"orchestrator/session"
 )
 
@@ -93,23 +94,39 @@ type StoreConfig struct {
 
 // The providers of models.
 const (
-	ProviderOpenAI   = "openai"
-	ProviderScripted = "scripted"
+	ProviderOpenAI    = "openai"
+	ProviderAnthropic = "anthropic"
+	ProviderScripted  = "scripted"
 )
 
+// vendor is where a provider's models are looked for when the file doesn't say.
+type vendor struct {
+	keyEnv, baseURLEnv, modelEnv string
+	model                        string
+}
+
+// vendors are the providers with a server.
+var vendors = map[string]vendor{
+	ProviderOpenAI:    {"OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "gpt-5.4-mini"},
+	ProviderAnthropic: {"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "claude-sonnet-5-5"},
+}
+
 // ModelConfig is a language model. The first of the list serves the agents that name none. An empty list is one model
-// named "openai", from the environment: OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL.
+// from the environment: "openai" by OPENAI_API_KEY, OPENAI_BASE_URL and OPENAI_MODEL; when the first two are empty and
+// ANTHROPIC_API_KEY is set, "anthropic" by that, ANTHROPIC_BASE_URL and ANTHROPIC_MODEL.
 type ModelConfig struct {
 	// Name is what agents call the model. Required.
 	Name string `mapstructure:"name"`
-	// Provider is openai (every server that speaks its chat API) or scripted (a YAML script, offline). Defaults to openai.
+	// Provider is openai (every server that speaks its chat API), anthropic (its messages API) or scripted (a YAML script,
+	// offline). Defaults to openai.
 	Provider string `mapstructure:"provider"`
-	// Model is the provider's name of the model. Defaults to $OPENAI_MODEL, else gpt-5.4-mini.
+	// Model is the provider's name of the model. Defaults to $OPENAI_MODEL, else gpt-5.4-mini; of provider anthropic to
+	// $ANTHROPIC_MODEL, else claude-sonnet-5-5.
 	Model string `mapstructure:"model"`
-	// BaseURL is the server, up to /v1. Defaults to $OPENAI_BASE_URL, else OpenAI's own.
+	// BaseURL is the server, up to /v1. Defaults to $OPENAI_BASE_URL or $ANTHROPIC_BASE_URL, else the vendor's own.
 	BaseURL string `mapstructure:"base_url"`
-	// APIKeyEnv names the environment variable that holds the API key. Defaults to OPENAI_API_KEY when BaseURL and
-	// APIKeyFile are empty; with a base_url in the file no key is sent unless one is named here.
+	// APIKeyEnv names the environment variable that holds the API key. Defaults to OPENAI_API_KEY or ANTHROPIC_API_KEY when
+	// BaseURL and APIKeyFile are empty; with a base_url in the file no key is sent unless one is named here.
 	APIKeyEnv string `mapstructure:"api_key_env"`
 	// APIKeyFile is the file that holds the API key. At most one of APIKeyEnv and APIKeyFile may be set.
 	APIKeyFile string `mapstructure:"api_key_file"`
@@ -119,6 +136,11 @@ type ModelConfig struct {
 	ContextWindow int `mapstructure:"context_window"`
 	// MaxOutputTokens bounds one answer. Defaults to the provider's default.
 	MaxOutputTokens int `mapstructure:"max_output_tokens"`
+	// Thinking, of provider anthropic, is adaptive (the model decides when and how much), budget (up to ThinkingTokens) or
+	// off. Defaults to what the model does when nothing is said.
+	Thinking string `mapstructure:"thinking"`
+	// ThinkingTokens bounds the thinking of an answer, 1024 at least. It goes with thinking: budget.
+	ThinkingTokens int `mapstructure:"thinking_tokens"`
 	// Headers are sent with every request.
 	Headers []HeaderConfig `mapstructure:"headers"`
 	// Price makes cost bounds and cost figures possible. Defaults to unknown.
@@ -238,6 +260,9 @@ type A2AConfig struct {
 	Name string `mapstructure:"name"`
 	// URL is that of our own agent card, when we have one: it identifies us in the chain of callers. Defaults to none.
 	URL string `mapstructure:"url"`
+	// Prefer is the order in which the bindings of a peer are tried: JSONRPC, HTTP+JSON, GRPC. Those it doesn't name come
+	// last. A newer version of the protocol comes before an older one, whatever the binding. Defaults to that order.
+	Prefer []string `mapstructure:"prefer"`
 	// MaxWait bounds a blocking wait. Defaults to 3 minutes.
 	MaxWait time.Duration `mapstructure:"max_wait"`
 	// CallTimeout bounds every call's deadline. Defaults to 10 minutes.
@@ -268,7 +293,7 @@ type SessionsConfig struct {
 }
 
 // ErrNoModel says that no model is configured and what to do.
-var ErrNoModel = errors.New("no model: set OPENAI_API_KEY (or OPENAI_BASE_URL for a server of your own), or list one under models: in orchestrator.yaml")
+var ErrNoModel = errors.New("no model: set OPENAI_API_KEY (or OPENAI_BASE_URL for a server of your own) or ANTHROPIC_API_KEY, or list one under models: in orchestrator.yaml")
 
 // Complete returns the config with every default filled in and every path absolute, or all that is wrong with it. It
 // reads the environment, but no file; keys are looked for by [ModelConfig.APIKey].
@@ -344,7 +369,11 @@ func (c *Config) besideConfig(path, name string) string {
 func (c *Config) fillModels() {
 	c.Models = slices.Clone(c.Models)
 	if len(c.Models) == 0 {
-		c.Models = []ModelConfig{{Name: "openai"}}
+		name := ProviderOpenAI
+		if c.Getenv("OPENAI_API_KEY") == "" && c.Getenv("OPENAI_BASE_URL") == "" && c.Getenv("ANTHROPIC_API_KEY") != "" {
+			name = ProviderAnthropic
+		}
+		c.Models = []ModelConfig{{Name: name, Provider: name}}
 	}
 	for i := range c.Models {
 		m := &c.Models[i]
@@ -356,15 +385,16 @@ func (c *Config) fillModels() {
 		for j := range m.Headers {
 			m.Headers[j].File = c.abs(m.Headers[j].File)
 		}
-		if m.Provider != ProviderOpenAI {
+		vendor, ok := vendors[m.Provider]
+		if !ok {
 			m.Model = cmp.Or(m.Model, m.Name)
 			continue
 		}
 		if m.BaseURL == "" && m.APIKeyFile == "" {
-			m.APIKeyEnv = cmp.Or(m.APIKeyEnv, "OPENAI_API_KEY")
+			m.APIKeyEnv = cmp.Or(m.APIKeyEnv, vendor.keyEnv)
 		}
-		m.BaseURL = cmp.Or(m.BaseURL, c.Getenv("OPENAI_BASE_URL"))
-		m.Model = cmp.Or(m.Model, c.Getenv("OPENAI_MODEL"), "gpt-5.4-mini")
+		m.BaseURL = cmp.Or(m.BaseURL, c.Getenv(vendor.baseURLEnv))
+		m.Model = cmp.Or(m.Model, c.Getenv(vendor.modelEnv), vendor.model)
 	}
 }
 
@@ -432,8 +462,9 @@ func (a A2AConfig) filled() A2AConfig {
 
 // APIKey returns the key of a model, or "" when it needs none. An error is one plain sentence that says what to set.
 func (m ModelConfig) APIKey(getenv func(string) string) (string, error) {
+	vendor, ok := vendors[m.Provider]
 	switch {
-	case m.Provider != ProviderOpenAI:
+	case !ok:
 		return "", nil
 	case m.APIKeyFile != "":
 		return readSecret(m.APIKeyFile)
@@ -445,8 +476,10 @@ func (m ModelConfig) APIKey(getenv func(string) string) (string, error) {
 	switch {
 	case key != "" || m.APIKeyEnv == "":
 		return key, nil
-	case m.APIKeyEnv != "OPENAI_API_KEY":
+	case m.APIKeyEnv != vendor.keyEnv:
 		return "", fmt.Errorf("model %q: set %s, which api_key_env names", m.Name, m.APIKeyEnv)
+	case m.BaseURL == "" && m.Provider != ProviderOpenAI:
+		return "", fmt.Errorf("model %q: set %s, or name another variable by api_key_env", m.Name, m.APIKeyEnv)
 	case m.BaseURL == "":
 		return "", ErrNoModel
 	}
@@ -584,7 +617,7 @@ func (c Config) validateModels(v *validator) (names []string) {
 	for i, m := range c.Models {
 		key := func(field string) string { return fmt.Sprintf("models[%d].%s", i, field) }
 		names = v.name(key("name"), m.Name, names)
-		v.oneOf(key("provider"), m.Provider, ProviderOpenAI, ProviderScripted)
+		v.oneOf(key("provider"), m.Provider, ProviderOpenAI, ProviderAnthropic, ProviderScripted)
 		v.url(key("base_url"), m.BaseURL)
 		v.count(key("context_window"), m.ContextWindow)
 		v.notNegative(key("max_output_tokens"), float64(m.MaxOutputTokens))
@@ -594,8 +627,22 @@ func (c Config) validateModels(v *validator) (names []string) {
 		switch {
 		case m.Provider == ProviderScripted && m.Script == "":
 			v.fault(key("script"), `""`, "provider scripted needs the path of a script")
-		case m.Provider == ProviderOpenAI && m.Script != "":
+		case m.Provider != ProviderScripted && m.Script != "":
 			v.fault(key("script"), m.Script, "only provider scripted takes a script")
+		}
+		switch budget := m.Thinking == string(anthropic.ThinkingBudget); {
+		case m.Thinking != "" && m.Provider != ProviderAnthropic:
+			v.fault(key("thinking"), m.Thinking, "only provider anthropic takes it")
+		case m.Thinking != "":
+			v.oneOf(key("thinking"), m.Thinking, string(anthropic.ThinkingAdaptive), string(anthropic.ThinkingBudget), string(anthropic.ThinkingOff))
+			fallthrough
+		default:
+			if budget && m.ThinkingTokens < 1024 {
+				v.fault(key("thinking_tokens"), m.ThinkingTokens, "thinking: budget needs 1024 at least")
+			}
+			if !budget && m.ThinkingTokens != 0 {
+				v.fault(key("thinking_tokens"), m.ThinkingTokens, "it goes with thinking: budget only")
+			}
 		}
 		if m.APIKeyEnv != "" && m.APIKeyFile != "" {
 			v.fault(key("api_key_env"), m.APIKeyEnv, "set it or api_key_file, not both")

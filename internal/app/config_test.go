@@ -91,6 +91,31 @@ func TestEnvironmentAloneConfiguresAModel(t *testing.T) {
 	}
 }
 
+func TestWithoutAFileTheFirstVendorOfTheEnvironmentIsUsed(t *testing.T) {
+	for _, tc := range []struct{ env, want string }{
+		{"", "openai gpt-5.4-mini "},
+		{"ANTHROPIC_API_KEY=a", "anthropic claude-sonnet-5-5 "},
+		{"ANTHROPIC_API_KEY=a ANTHROPIC_MODEL=m ANTHROPIC_BASE_URL=http://h", "anthropic m http://h"},
+		{"ANTHROPIC_API_KEY=a OPENAI_API_KEY=o", "openai gpt-5.4-mini "},
+		{"ANTHROPIC_API_KEY=a OPENAI_BASE_URL=http://h", "openai gpt-5.4-mini http://h"},
+		{"ANTHROPIC_MODEL=m", "openai gpt-5.4-mini "},
+	} {
+		set := []string{"HOME", "/home/op"}
+		for _, kv := range strings.Fields(tc.env) {
+			k, v, _ := strings.Cut(kv, "=")
+			set = append(set, k, v)
+		}
+		c := complete(t, app.Config{Getenv: env(set...)})
+		m := c.Models[0]
+		if got := m.Provider + " " + m.Model + " " + m.BaseURL; got != tc.want || m.Name != m.Provider || len(c.Models) != 1 {
+			t.Errorf("with %q the model is %q named %q, want %q", tc.env, got, m.Name, tc.want)
+		}
+	}
+	if text := app.ErrNoModel.Error(); !strings.Contains(text, "OPENAI_API_KEY") || !strings.Contains(text, "ANTHROPIC_API_KEY") {
+		t.Errorf("ErrNoModel = %q, want both vendors in it", text)
+	}
+}
+
 func TestKeyIsLookedForOnlyWhereItIsMeantFor(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(file, []byte("from-file\n"), 0o600); err != nil {
@@ -108,6 +133,9 @@ func TestKeyIsLookedForOnlyWhereItIsMeantFor(t *testing.T) {
 		"key never sent to base_url": {model: app.ModelConfig{BaseURL: "http://other:1/v1"}, env: []string{"OPENAI_API_KEY", "k"}},
 		"key named for base_url":     {model: app.ModelConfig{BaseURL: "http://other:1/v1", APIKeyEnv: "OTHER"}, env: []string{"OTHER", "o"}, want: "o"},
 		"named variable is missing":  {model: app.ModelConfig{APIKeyEnv: "OTHER"}, env: []string{"OPENAI_API_KEY", "k"}, wantErr: `model "m": set OTHER`},
+		"Anthropic by the file":      {model: app.ModelConfig{Provider: "anthropic"}, env: []string{"ANTHROPIC_API_KEY", "a", "OPENAI_API_KEY", "k"}, want: "a"},
+		"no key, Anthropic's server": {model: app.ModelConfig{Provider: "anthropic"}, env: []string{"OPENAI_API_KEY", "k"}, wantErr: `model "m": set ANTHROPIC_API_KEY`},
+		"Anthropic's API elsewhere":  {model: app.ModelConfig{Provider: "anthropic", BaseURL: "http://other:1"}, env: []string{"ANTHROPIC_API_KEY", "a"}},
 		"file":                       {model: app.ModelConfig{APIKeyFile: file}, env: []string{"OPENAI_API_KEY", "k"}, want: "from-file"},
 		"missing file":               {model: app.ModelConfig{APIKeyFile: file + "x"}, wantErr: "no such file"},
 	} {
@@ -186,6 +214,10 @@ func TestBadConfigNamesTheFieldAndWhatIsAllowed(t *testing.T) {
 		`models[0].base_url is "https://u:xxxxx@h/v1": a URL must not hold a password`:     {Models: []app.ModelConfig{{Name: "m", BaseURL: "https://u:hunter2@h/v1"}}},
 		`models[0].base_url is not a URL`:                                                  {Models: []app.ModelConfig{{Name: "m", BaseURL: "localhost:8080"}}},
 		`models[0].api_key_env is not a name: it is the name of an environment variable`:   {Models: []app.ModelConfig{{Name: "m", APIKeyEnv: "sk-proj-123"}}},
+		`models[0].thinking is adaptive: only provider anthropic takes it`:                 {Models: []app.ModelConfig{{Name: "m", Thinking: "adaptive"}}},
+		`models[0].thinking is "hard": allowed: adaptive, budget, off`:                     {Models: []app.ModelConfig{{Name: "m", Provider: "anthropic", Thinking: "hard"}}},
+		`models[0].thinking_tokens is 7: thinking: budget needs 1024 at least`:             {Models: []app.ModelConfig{{Name: "m", Provider: "anthropic", Thinking: "budget", ThinkingTokens: 7}}},
+		`models[0].thinking_tokens is 2000: it goes with thinking: budget only`:            {Models: []app.ModelConfig{{Name: "m", ThinkingTokens: 2000}}},
 		`models[0].api_key_env is A: set it or api_key_file, not both`:                     {Models: []app.ModelConfig{{Name: "m", APIKeyEnv: "A", APIKeyFile: "f"}}},
 		`models[0].headers[0].value is set: a secret must come from env or file`:           {Models: []app.ModelConfig{{Name: "m", Headers: []app.HeaderConfig{{Name: "X-Api-Key", Value: "s"}}}}},
 		`agents[0].model is "n": models has no such entry`:                                 {Models: scripted, Agents: []app.AgentConfig{{Name: "a", Model: "n"}}},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"orchestrator/llm"
+	"orchestrator/llm/anthropic"
 	"orchestrator/llm/openai"
 	"orchestrator/llm/scripted"
 	"orchestrator/session"
@@ -41,13 +42,19 @@ func newModel(c ModelConfig, getenv func(string) string) (*model, error) {
 		if err != nil {
 			return nil, err
 		}
-		client, err := openai.New(openai.Config{
-			Name: c.Name, BaseURL: c.BaseURL, APIKey: key, Headers: headers, HTTPClient: modelClient(),
-		})
+		if c.Provider == ProviderAnthropic {
+			m.Model, err = anthropic.New(anthropic.Config{
+				Name: c.Name, BaseURL: c.BaseURL, APIKey: key, Headers: headers, HTTPClient: modelClient(),
+				Thinking: anthropic.Thinking(c.Thinking), ThinkingTokens: c.ThinkingTokens,
+			})
+		} else {
+			m.Model, err = openai.New(openai.Config{
+				Name: c.Name, BaseURL: c.BaseURL, APIKey: key, Headers: headers, HTTPClient: modelClient(),
+			})
+		}
 		if err != nil {
 			return nil, fmt.Errorf("model %q: %w", c.Name, err)
 		}
-		m.Model = client
 	}
 	return m, nil
 }

@@ -52,12 +52,15 @@ type testCase struct {
 }
 
 type wantError struct {
-	status     int
+	status     int // or asServed
 	retryable  bool
 	retryAfter time.Duration
 	overflow   bool
 	says       string // part of the message, if any
 }
+
+// asServed is the status of the dialogue, where vendors have statuses of their own.
+const asServed = -1
 
 // Request is what the cases ask, but for the one named "request".
 func Request() llm.Request {
@@ -146,7 +149,7 @@ func cases() []testCase {
 		// In a bubble it is midnight of 1 January 2000.
 		{name: "rate-limit-date", err: &wantError{status: 429, retryable: true, retryAfter: 30 * time.Second}},
 		{name: "server-error", err: &wantError{status: 500, retryable: true}},
-		{name: "overloaded", err: &wantError{status: 503, retryable: true}},
+		{name: "overloaded", err: &wantError{status: asServed, retryable: true}},
 		{name: "bad-key", err: &wantError{status: 401, says: "key"}},
 		{name: "bad-request", err: &wantError{status: 400}},
 		{name: "no-such-model", err: &wantError{status: 404, says: "model"}},
@@ -305,7 +308,11 @@ func (s *suite) answers(c testCase, d *dialogue) {
 		}
 	})
 	if c.err != nil {
-		s.checkError(err, *c.err)
+		want := *c.err
+		if want.status == asServed {
+			want.status = d.status
+		}
+		s.checkError(err, want)
 		return
 	}
 	if err != nil {

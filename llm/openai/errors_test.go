@@ -108,7 +108,7 @@ func TestErrorsOfTheServer(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			header := map[string]string{"Content-Type": js}
 			maps.Copy(header, tt.header)
-			got := failure(t, openai.Config{APIKey: secret, HTTPClient: respond(tt.status, header, tt.body)})
+			got := failure(t, openai.Config{APIKey: secret, HTTPClient: llmtest.Respond(tt.status, header, tt.body)})
 			if !strings.Contains(got.Message, tt.want.Message) || got.Message == "" {
 				t.Errorf("message %q doesn't contain %q", got.Message, tt.want.Message)
 			}
@@ -129,7 +129,7 @@ func TestMessagesAreShortAndHoldNoSecrets(t *testing.T) {
 		APIKey:     secret,
 		Name:       "mine",
 		Headers:    map[string]string{"X-Team": "header-value", "X-Auth": "Basic token-value", "X-Short": "a"},
-		HTTPClient: respond(400, map[string]string{"Content-Type": "application/json"}, body),
+		HTTPClient: llmtest.Respond(400, map[string]string{"Content-Type": "application/json"}, body),
 	})
 	for _, s := range []string{secret, "abcdefgh", "abc***xyz", "header-value", "token-value", "\n"} {
 		if strings.Contains(got.Message, s) {
@@ -145,7 +145,7 @@ func TestMessagesAreShortAndHoldNoSecrets(t *testing.T) {
 }
 
 func TestUnauthorizedSaysWhatToCheck(t *testing.T) {
-	client := respond(401, map[string]string{"Content-Type": "application/json"}, `{"error":{"message":"no"}}`)
+	client := llmtest.Respond(401, map[string]string{"Content-Type": "application/json"}, `{"error":{"message":"no"}}`)
 	for _, tt := range []struct {
 		cfg  openai.Config
 		want string
@@ -173,7 +173,7 @@ func TestNetworkErrors(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := failure(t, openai.Config{BaseURL: "https://model.test/v1", HTTPClient: &http.Client{
-				Transport: roundTrip(func(*http.Request) (*http.Response, error) { return nil, tt.err }),
+				Transport: llmtest.RoundTrip(func(*http.Request) (*http.Response, error) { return nil, tt.err }),
 			}})
 			if got.Retryable != tt.retryable || !strings.Contains(got.Message, tt.want) || !errors.Is(got, tt.err) && tt.name != "certificate" {
 				t.Errorf("error = %v, retryable %v; want %q, retryable %v", got, got.Retryable, tt.want, tt.retryable)

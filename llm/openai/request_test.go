@@ -26,7 +26,7 @@ func sent(t *testing.T, cfg openai.Config, r llm.Request) (*http.Request, map[st
 	t.Helper()
 	var req *http.Request
 	var body map[string]any
-	cfg.HTTPClient = &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+	cfg.HTTPClient = &http.Client{Transport: llmtest.RoundTrip(func(r *http.Request) (*http.Response, error) {
 		req = r
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 			return nil, err
@@ -132,7 +132,7 @@ func TestReasoningGoesBackToItsServerWithinTheTurn(t *testing.T) {
 }
 
 func TestRequestsThatCannotBeSent(t *testing.T) {
-	m := open(t, openai.Config{HTTPClient: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+	m := open(t, openai.Config{HTTPClient: &http.Client{Transport: llmtest.RoundTrip(func(*http.Request) (*http.Response, error) {
 		t.Error("a request was sent")
 		return nil, errors.New("no")
 	})}})

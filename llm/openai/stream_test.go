@@ -3,12 +3,8 @@ package openai_test
 import (
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/tools/txtar"
 
 	"orchestrator/llm"
 	"orchestrator/llm/llmtest"
@@ -17,25 +13,9 @@ import (
 
 // FuzzStream reads any body as an event stream: the rules of a stream hold, and what isn't an answer is an error.
 func FuzzStream(f *testing.F) {
-	for _, dir := range []string{"suite", "servers"} {
-		paths, err := filepath.Glob(filepath.Join("testdata", dir, "*.txtar"))
-		if err != nil {
-			f.Fatal(err)
-		}
-		for _, path := range paths {
-			data, err := os.ReadFile(path)
-			if err != nil {
-				f.Fatal(err)
-			}
-			for _, file := range txtar.Parse(data).Files {
-				if file.Name == "body" {
-					f.Add(string(file.Data))
-				}
-			}
-		}
-	}
+	llmtest.AddBodies(f, "testdata/suite", "testdata/servers")
 	f.Fuzz(func(t *testing.T, body string) {
-		m := open(t, openai.Config{HTTPClient: respond(200, map[string]string{"Content-Type": "text/event-stream"}, body)})
+		m := open(t, openai.Config{HTTPClient: llmtest.Respond(200, map[string]string{"Content-Type": "text/event-stream"}, body)})
 		answer, err := llmtest.Collect(m.Stream(t.Context(), llmtest.Request()))
 		if err != nil {
 			if e, ok := errors.AsType[*llm.Error](err); !ok || e.Message == "" {
