@@ -565,6 +565,8 @@ func (f *follower) attach(ctx context.Context) error {
 			failed = false
 		case errors.Is(err, protocol.ErrTaskNotFound):
 			return f.fail(fmt.Sprintf("peer '%s' no longer knows the task", f.peer), false)
+		case errors.Is(err, ErrTooLarge):
+			return f.fail(fmt.Sprintf("peer '%s' said more than can be taken: %v. Ask it for less at a time.", f.peer, ErrTooLarge), false)
 		default:
 			f.r.cfg.Logger.DebugContext(ctx, "can't ask for a task", f.attrs("err", err)...)
 			o := outcomeOf(err)

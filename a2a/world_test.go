@@ -33,6 +33,7 @@ type world struct {
 	limits a2a.Limits
 	self   a2a.Identity
 	in     func(*session.Turn) a2a.Lineage
+	http   a2ahttp.Config
 	root   session.ID
 
 	tracker  *tracker.Tracker
@@ -92,7 +93,8 @@ func (w *world) begin() {
 	w.t.Helper()
 	tr, err := tracker.New(tracker.Config{Store: w.store, Logger: w.logger()})
 	w.ok(err)
-	transport, err := a2ahttp.New(a2ahttp.Config{DialContext: w.net.DialContext})
+	w.http.DialContext = w.net.DialContext
+	transport, err := a2ahttp.New(w.http)
 	w.ok(err)
 	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: w.peers, Transport: transport, Logger: w.logger()})
 	w.ok(err)

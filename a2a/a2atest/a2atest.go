@@ -63,6 +63,7 @@ type Config struct {
 
 // Request is one request a peer got.
 type Request struct {
+	Interface Interface // it came to; none for the card
 	Method    string
 	MessageID string // of a message sent
 	TaskID    string // of a message that continues a task, or the task asked for
@@ -174,6 +175,9 @@ func (p *Peer) serve() {
 
 // URL returns the peer's base URL.
 func (p *Peer) URL() string { return p.url }
+
+// Config returns what the peer was made of, for another one that takes its place.
+func (p *Peer) Config() Config { return p.cfg }
 
 // Close ends the peer's scripts and waits for them.
 func (p *Peer) Close() {

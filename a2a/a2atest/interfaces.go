@@ -123,15 +123,22 @@ func readRequest(r *http.Request) (Request, error) {
 	path := r.URL.Path
 	switch {
 	case path == paths[JSONRPC10] || path == paths[JSONRPC03]:
+		req.Interface = JSONRPC10
+		if path == paths[JSONRPC03] {
+			req.Interface = JSONRPC03
+		}
 		readRPC(&req, body)
 	case strings.HasPrefix(path, grpcService):
+		req.Interface = GRPC10
 		readGRPC(&req, strings.TrimPrefix(path, grpcService), body)
 	case strings.HasPrefix(path, paths[HTTPJSON10]+"/"):
+		req.Interface = HTTPJSON10
 		readREST(&req, r, strings.TrimPrefix(path, paths[HTTPJSON10]), body, func(body []byte) (*protocol.SendMessageRequest, error) {
 			var m protocol.SendMessageRequest
 			return &m, json.Unmarshal(body, &m)
 		})
 	case strings.HasPrefix(path, paths[HTTPJSON03]+"/"):
+		req.Interface = HTTPJSON03
 		readREST(&req, r, strings.TrimPrefix(path, paths[HTTPJSON03]+a2av0.RESTPathPrefix), body, pbjson.FromProtoSendMessageRequest)
 	}
 	return req, nil

@@ -55,6 +55,16 @@ func (n *Network) Down(name string, down bool) {
 	n.hosts[name+".test"].setDown(down)
 }
 
+// Crash breaks a host's connections and makes it refuse new ones until Down says otherwise, or until another peer has its
+// name.
+func (n *Network) Crash(name string) {
+	n.mu.Lock()
+	ln := n.hosts[name+".test"]
+	n.mu.Unlock()
+	ln.setDown(true)
+	ln.hangUp()
+}
+
 // DialContext connects to a host of the network: it fits http.Transport. Unknown hosts refuse the connection.
 func (n *Network) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(addr)
@@ -84,8 +94,18 @@ type listener struct {
 	closed chan struct{}
 	once   sync.Once
 
-	mu   sync.Mutex
-	down bool
+	mu    sync.Mutex
+	down  bool
+	taken []net.Conn
+}
+
+func (l *listener) hangUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.taken {
+		c.Close()
+	}
+	l.taken = nil
 }
 
 func (l *listener) setDown(down bool) {
@@ -104,6 +124,9 @@ func (l *listener) isDown() bool {
 func (l *listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.taken = append(l.taken, c)
 		return c, nil
 	case <-l.closed:
 		return nil, net.ErrClosed
