@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"orchestrator/session"
@@ -124,13 +125,9 @@ func refreshAgentCard(ctx context.Context, r *Relay, _ *tool.Call, args adminArg
 
 // about tells a model what an agent says of itself.
 func (r *Relay) about(in Info) string {
-	var skills string
+	lines := []string{oneLine(in.Description, 500)}
 	for _, s := range in.Skills {
-		skills += fmt.Sprintf("\n- %s: %s", s.ID, oneLine(s.Description, 200))
+		lines = append(lines, fmt.Sprintf("- skill %s: %s", s.ID, oneLine(s.Description, 200)))
 	}
-	text := oneLine(in.Description, 500)
-	if skills != "" {
-		text += "\nskills:" + skills
-	}
-	return session.AsData(in.Name, session.Shorten(text, session.InlineBudget, ""))
+	return session.AsData(in.Name, session.Shorten(strings.Join(lines, "\n"), session.InlineBudget, ""))
 }

@@ -250,6 +250,7 @@ func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.Agen
 		}
 	}
 	options := []a2aclient.FactoryOption{a2aclient.WithDefaultsDisabled(), a2aclient.WithConfig(a2aclient.Config{PreferredTransports: t.prefer()})}
+	var unfit error // why a binding that is spoken can't be used
 	for _, s := range spoken {
 		options = append(options, a2aclient.WithCompatTransport(s.version, s.binding, a2aclient.TransportFactoryFn(
 			func(_ context.Context, _ *protocol.AgentCard, iface *protocol.AgentInterface) (a2aclient.Transport, error) {
@@ -262,6 +263,7 @@ func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.Agen
 				}
 				hc, err := t.client(p, card, s.wire)
 				if err != nil {
+					unfit = err
 					return nil, err
 				}
 				return s.connect(u, hc, t.cfg.MaxBody)
@@ -270,6 +272,9 @@ func (t *Transport) Connect(ctx context.Context, p a2a.Peer, card *protocol.Agen
 	c, err := a2aclient.NewFactory(options...).CreateFromCard(ctx, card)
 	if err == nil {
 		return c, nil
+	}
+	if unfit != nil {
+		return nil, unfit
 	}
 	var offered, known []string
 	for _, i := range card.SupportedInterfaces {
