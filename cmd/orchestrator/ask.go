@@ -53,6 +53,13 @@ func (c *cli) logger(cfg app.Config, quiet bool) (*slog.Logger, error) {
 
 // startApp starts the product. The caller stops it with what is returned.
 func startApp(ctx context.Context, cfg app.Config, log *slog.Logger) (*app.App, func() error, error) {
+	tracing, flush, err := telemetry.NewTracing(ctx, telemetry.TraceConfig{
+		Endpoint: cfg.Telemetry.OTLPEndpoint, Version: version, Getenv: cfg.Getenv, Logger: log,
+	})
+	if err != nil {
+		return nil, nil, configError{err}
+	}
+	cfg.Tracing = tracing
 	a, err := app.New(ctx, cfg, log)
 	if err != nil {
 		if isStoreError(err) {
@@ -63,7 +70,11 @@ func startApp(ctx context.Context, cfg app.Config, log *slog.Logger) (*app.App, 
 	stop := func() error {
 		bound, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cfg.StopTimeout, fmt.Errorf("not stopped after %s", cfg.StopTimeout))
 		defer cancel()
-		return a.Stop(bound)
+		err := a.Stop(bound)
+		if lost := flush(bound); lost != nil { // of no weight beside the work itself
+			log.WarnContext(bound, "spans are lost", "err", lost)
+		}
+		return err
 	}
 	if err := a.Start(ctx); err != nil {
 		return nil, nil, errors.Join(storeError(err), stop())

@@ -19,9 +19,9 @@ import (
 func (c *cli) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Go on with every session's work until stopped; answers /healthz and /readyz",
+		Short: "Go on with every session's work until stopped; answers /healthz, /readyz and /metrics",
 		Long: `serve takes up what earlier runs left unfinished: turns, subagents, and calls whose reply is still wanted. It answers
-/healthz and /readyz on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop it; a
+/healthz, /readyz and /metrics on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop it; a
 stop cancels nothing, the next run goes on.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.serve(cmd) },

@@ -555,6 +555,7 @@ func (c Config) validate() error {
 	v.positive("stop_timeout", c.StopTimeout)
 	v.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	v.oneOf("log.format", c.Log.Format, "text", "json")
+	v.url("telemetry.otlp_endpoint", c.Telemetry.OTLPEndpoint)
 	v.oneOf("store.driver", c.Store.Driver, DriverSQLite, DriverMemory)
 	v.oneOf("store.synchronous", c.Store.Synchronous, SynchronousFull, SynchronousNormal)
 	models, agents := c.validateModels(v), c.validateAgents(v)

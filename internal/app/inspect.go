@@ -16,7 +16,7 @@ func Inspect(cfg Config) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &App{cfg: cfg, log: slog.New(slog.DiscardHandler), store: session.NewMemory()}
+	a := &App{cfg: cfg, log: slog.New(slog.DiscardHandler), store: session.NewMemory(), metrics: newRegistry()}
 	if err := a.build(); err != nil {
 		return nil, err
 	}

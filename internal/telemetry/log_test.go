@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"orchestrator/internal/telemetry"
 )
 
@@ -45,5 +47,25 @@ func TestUnknownLevelOrFormatNamesWhatIsAllowed(t *testing.T) {
 		if _, err := telemetry.NewLogger(cfg); err == nil || !strings.Contains(err.Error(), "allowed: ") {
 			t.Errorf("NewLogger(%+v) = %v, want an error that says what is allowed", cfg, err)
 		}
+	}
+}
+
+func TestLinesNameTheSpanOfTheirContext(t *testing.T) {
+	var out bytes.Buffer
+	log, err := telemetry.NewLogger(telemetry.LogConfig{Writer: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{0x0a, 0xf7}, SpanID: trace.SpanID{0xb7, 0xad},
+	}))
+	log.With("session", "s_1").InfoContext(ctx, "inside")
+	log.InfoContext(t.Context(), "outside")
+	inside, outside, _ := strings.Cut(out.String(), "\n")
+	if want := "msg=inside session=s_1 trace_id=0af70000000000000000000000000000 span_id=b7ad000000000000"; !strings.HasSuffix(inside, want) {
+		t.Errorf("line with a span = %q, want it to end in %q", inside, want)
+	}
+	if strings.Contains(outside, "trace_id") {
+		t.Errorf("line without a span = %q", outside)
 	}
 }
