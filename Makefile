@@ -7,7 +7,7 @@ FUZZTIME   ?= 60s
 BENCHFLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench fuzz interop-a2a clean
+.PHONY: help build demo test check bench fuzz interop-a2a interop-llm clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,5 +37,8 @@ fuzz: ## run every fuzz target for FUZZTIME (60s)
 interop-a2a: ## talk to an agent built with npm's @a2a-js/sdk (needs Node.js 20 and npm)
 	@GO='$(GO)' scripts/interop-a2a.sh
 
+interop-llm: ## ask the models of npm's @copilotkit/aimock, an emulator of vendors (needs Node.js 20 and npm)
+	@GO='$(GO)' scripts/interop-llm.sh
+
 clean: ## remove what was built
-	rm -rf bin dist interop/a2a-js/node_modules
+	rm -rf bin dist interop/*/node_modules
