@@ -194,7 +194,7 @@ func (a *App) loadPeers() (_ *a2a.Registry, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("a2a.allow_private: %w", err)
 	}
-	if a.http, err = a2ahttp.New(a2ahttp.Config{Allowed: allowed}); err != nil {
+	if a.http, err = a2ahttp.New(a2ahttp.Config{Allowed: allowed, Prefer: a.cfg.A2A.Prefer}); err != nil {
 		return nil, err
 	}
 	c.Transport = a.http

@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"orchestrator/a2a"
+	"orchestrator/a2a/a2ahttp"
 	"orchestrator/llm/anthropic"
 	"orchestrator/session"
 )
@@ -450,6 +451,9 @@ func (s SubagentsConfig) filled() SubagentsConfig {
 
 func (a A2AConfig) filled() A2AConfig {
 	a.Name = cmp.Or(a.Name, "orchestrator")
+	if len(a.Prefer) == 0 {
+		a.Prefer = slices.Clone(a2ahttp.Bindings)
+	}
 	a.MaxWait = cmp.Or(a.MaxWait, 3*time.Minute)
 	a.CallTimeout = cmp.Or(a.CallTimeout, 10*time.Minute)
 	a.ReplyRetention = cmp.Or(a.ReplyRetention, 24*time.Hour)
@@ -602,6 +606,9 @@ func (c Config) validate() error {
 	v.count("a2a.max_depth", c.A2A.MaxDepth)
 	v.positive("a2a.card_refresh", c.A2A.CardRefresh)
 	v.url("a2a.url", c.A2A.URL)
+	for i, b := range c.A2A.Prefer {
+		v.oneOf(fmt.Sprintf("a2a.prefer[%d]", i), b, a2ahttp.Bindings...)
+	}
 	if _, err := a2a.ParseAllowed(c.A2A.AllowPrivate); err != nil {
 		v.fault("a2a.allow_private", fmt.Sprint(c.A2A.AllowPrivate), err.Error())
 	}

@@ -64,7 +64,7 @@ func TestZeroConfigIsTheDocumentedDefault(t *testing.T) {
 			Timeout: 10 * time.Minute, OnFull: "queue", LendSlot: new(true), ConsolidationTimeout: 5 * time.Minute, MaxGeneration: 4,
 		},
 		A2A: app.A2AConfig{
-			Name: "orchestrator", MaxWait: 3 * time.Minute, CallTimeout: 10 * time.Minute, ReplyRetention: 24 * time.Hour,
+			Name: "orchestrator", Prefer: []string{"JSONRPC", "HTTP+JSON", "GRPC"}, MaxWait: 3 * time.Minute, CallTimeout: 10 * time.Minute, ReplyRetention: 24 * time.Hour,
 			GuardPrimary: 4, GuardSubagent: 1, MaxDepth: 8, CardRefresh: 4 * time.Hour,
 		},
 		Sessions: app.SessionsConfig{Retention: 720 * time.Hour, MaxQueued: 100, LeaseTTL: 15 * time.Second},
@@ -203,6 +203,7 @@ func TestBadConfigNamesTheFieldAndWhatIsAllowed(t *testing.T) {
 		`log.level is "loud": allowed: debug, info, warn, error`:                           {Log: app.LogConfig{Level: "loud"}},
 		`store.driver is "mysql": allowed: sqlite, memory`:                                 {Store: app.StoreConfig{Driver: "mysql"}},
 		`a2a.max_wait is -3m0s: it must be a positive duration`:                            {A2A: app.A2AConfig{MaxWait: -3 * time.Minute}},
+		`a2a.prefer[1] is "REST": allowed: JSONRPC, HTTP+JSON, GRPC`:                       {A2A: app.A2AConfig{Prefer: []string{"GRPC", "REST"}}},
 		`loop.model_calls is -1: it must be 1 or more`:                                     {Loop: app.LoopConfig{ModelCalls: -1}},
 		`subagents.depth is 2: only 1 is allowed`:                                          {Subagents: app.SubagentsConfig{Depth: 2}},
 		`subagents.alive is 2: it must be at least subagents.process_running, which is 8`:  {Subagents: app.SubagentsConfig{Alive: 2}},
