@@ -7,10 +7,10 @@ FUZZTIME   ?= 60s
 BENCHFLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench fuzz interop-a2a interop-llm clean
+.PHONY: help build demo test check bench bench-sidebyside fuzz interop-a2a interop-llm clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/orchestrator
 	CGO_ENABLED=0 $(GO) build -ldflags '-X main.version=$(VERSION)' -o bin/orchestrator ./cmd/orchestrator
@@ -30,6 +30,11 @@ check: ## static checks: gofmt, vet, staticcheck, go fix, go mod tidy
 
 bench: ## measure what the product costs beyond its parts; BENCHFLAGS="-run append" picks
 	$(GO) run ./bench $(BENCHFLAGS)
+	$(if $(BENCHFLAGS),,@$(MAKE) --no-print-directory bench-sidebyside)
+
+# A module of its own, so that the product doesn't depend on what it is compared with. -mod=mod lets it follow our go.mod.
+bench-sidebyside: ## compare with adk-go and trpc-agent-go (the first build takes minutes, and the network)
+	cd bench/sidebyside && $(GO) run -mod=mod .
 
 fuzz: ## run every fuzz target for FUZZTIME (60s)
 	@scripts/fuzz.sh $(FUZZTIME)
