@@ -120,6 +120,7 @@ type asking struct {
 	gone      bool // the caller has stopped listening
 	got       *assembly
 	mark      string // the status that was told
+	seen      string // the question that is answered; some peers begin with it again
 	done      bool
 
 	told map[protocol.ArtifactID]int // how many parts of an artifact were told
@@ -177,6 +178,9 @@ func (a *asking) run(ctx context.Context, q Question) error {
 		a.got.whole = false
 		if t, err := a.client.GetTask(ctx, &protocol.GetTaskRequest{ID: m.TaskID}); err == nil {
 			m.ContextID = t.ContextID // some want it repeated
+			before := &assembly{limit: a.got.limit}
+			before.add(t)
+			a.seen = before.mark()
 		}
 	}
 	req := &protocol.SendMessageRequest{Message: m}
@@ -274,6 +278,7 @@ func (a *asking) take(ev protocol.Event) error {
 		}
 	}
 	switch {
+	case a.got.state == protocol.TaskStateInputRequired && a.seen != "" && a.seen == a.got.mark():
 	case a.got.message != nil, a.got.state.Terminal(), a.got.state == protocol.TaskStateInputRequired:
 		a.done = true
 		a.tell(a.reply(), nil)

@@ -3,6 +3,7 @@ package a2a_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -123,6 +124,33 @@ func TestAskAPeersQuestionIsAnsweredOnItsTask(t *testing.T) {
 		}
 		if sends := p.Sends(); sends[1].TaskID != question.TaskID || sends[1].ContextID == "" {
 			t.Errorf("the answer was sent as %+v", sends[1])
+		}
+	})
+}
+
+func TestAskDoesNotTakeTheQuestionItAnswersForTheReply(t *testing.T) {
+	const asks = `{"id":"t","contextId":"c","status":{"state":"TASK_STATE_INPUT_REQUIRED","message":{"messageId":"q","role":"ROLE_AGENT","parts":[{"text":"which day?"}]}}}`
+	const ends = `{"id":"t","contextId":"c","status":{"state":"TASK_STATE_COMPLETED","message":{"messageId":"r","role":"ROLE_AGENT","parts":[{"text":"booked"}]}}}`
+	inBubble(t, func(w *world) {
+		answered := false
+		w.peer(a2atest.Config{Name: "p", Fault: func(r a2atest.Request) a2atest.Fault {
+			result := asks
+			switch {
+			case r.Method == a2atest.MethodCard:
+				return a2atest.Fault{}
+			case r.Method == a2atest.MethodStream: // begins with the task as it was
+				answered = true
+				result = `{"task":` + asks + `}`
+			case r.Method == a2atest.MethodSubscribe:
+				return a2atest.Fault{Status: http.StatusServiceUnavailable}
+			case r.Method == a2atest.MethodGet && answered:
+				result = ends
+			}
+			return a2atest.Fault{Status: http.StatusOK, MediaType: "application/json", Body: `{"jsonrpc":"2.0","id":"1","result":` + result + `}`}
+		}})
+		said, reply, err := hear(w.t.Context(), w, a2a.Question{Peer: "p", Message: "Monday", TaskID: "t"})
+		if err != nil || reply.Text != "booked" {
+			t.Errorf("the reply is %+v with %v, want that it is booked; told:\n%s", reply, err, strings.Join(said, "\n"))
 		}
 	})
 }

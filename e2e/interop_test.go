@@ -2,7 +2,9 @@ package e2e_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +18,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"orchestrator/a2a"
+	"orchestrator/a2a/a2ahttp"
 )
 
 // interopFolder names the folder of an agent that is no Go: it holds agent.mjs and what npm has installed for it. Without
@@ -291,6 +296,88 @@ func (f *foreign) came(way wayToForeign) {
 		if !requests[r] {
 			f.t.Errorf("the agent got no %s by %s, only %v", r, way.name, requests)
 		}
+	}
+}
+
+func TestAgentOfAnotherSDKIsAskedWithoutASession(t *testing.T) {
+	t.Parallel()
+	f := newForeign(t)
+	transport, err := a2ahttp.New(a2ahttp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(transport.Close)
+	for _, way := range waysToForeign {
+		t.Run(way.name, func(t *testing.T) {
+			f := f.of(t)
+			peers, err := a2a.NewRegistry(a2a.RegistryConfig{Transport: transport, Peers: []a2a.Peer{{Name: "writer", Card: f.cards[way.name]}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// ask returns what the agent says: pieces of an artifact with a + where they go on with one, and the reply.
+			ask := func(ctx context.Context, q a2a.Question, heard func(a2a.Heard)) (said []string, reply a2a.Heard, err error) {
+				q.Peer = "writer"
+				for h, err := range peers.Ask(ctx, q) {
+					if err != nil {
+						return said, reply, err
+					}
+					heard(h)
+					switch {
+					case h.Kind == a2a.HeardReply:
+						reply = h
+						said = append(said, h.State+": "+h.Text)
+					case h.Kind == a2a.HeardArtifact && h.Append:
+						said = append(said, "+ "+h.Text)
+					case h.Kind == a2a.HeardArtifact:
+						said = append(said, h.Name+": "+h.Text)
+					}
+				}
+				return said, reply, nil
+			}
+			wants := func(q string, said []string, err error, want ...string) {
+				t.Helper()
+				if err != nil {
+					t.Fatalf("%s: %v", q, err)
+				}
+				if diff := cmp.Diff(want, said); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", q, diff)
+				}
+			}
+			listen := func(a2a.Heard) {}
+
+			said, _, err := ask(t.Context(), a2a.Question{Message: "greet Ada"}, listen)
+			wants("greet", said, err, "completed: Hello Ada.")
+
+			// The agent holds back the second half until the first was heard.
+			key := "dams-" + way.name
+			said, _, err = ask(t.Context(), a2a.Question{Message: "write-slowly " + key}, func(h a2a.Heard) {
+				if h.Kind == a2a.HeardArtifact && !h.Append {
+					f.release(key)
+				}
+			})
+			wants("write-slowly", said, err, "letter: The first half of "+key+". ", "+ The second half of "+key+".", "completed: ")
+
+			said, question, err := ask(t.Context(), a2a.Question{Message: "ask-back ferry"}, listen)
+			wants("ask-back", said, err, "input_required: Which ferry?")
+			said, _, err = ask(t.Context(), a2a.Question{Message: "the blue one", TaskID: question.TaskID}, listen)
+			wants("the answer", said, err, "completed: You chose the blue one.")
+
+			said, _, err = ask(t.Context(), a2a.Question{Message: "refuse bridges"}, listen)
+			wants("refuse", said, err, "failed: No bridges today.")
+
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			enough := errors.New("that is enough")
+			_, reply, err := ask(ctx, a2a.Question{Message: "write-slowly stopped-" + key}, func(h a2a.Heard) {
+				if h.Kind == a2a.HeardArtifact {
+					cancel(enough)
+				}
+			})
+			if !errors.Is(err, enough) || err.Error() != enough.Error() || reply.State != "" {
+				t.Errorf("a question that is cancelled ends with %v and %+v, want %v alone", err, reply, enough)
+			}
+			f.isToldToCancel(f.gets(way.name, "write-slowly stopped-"+key))
+		})
 	}
 }
 
