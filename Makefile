@@ -7,7 +7,7 @@ FUZZTIME   ?= 60s
 BENCHFLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench bench-sidebyside fuzz interop-a2a interop-llm clean
+.PHONY: help build demo test check docs bench bench-sidebyside fuzz interop-a2a interop-llm clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ check: ## static checks: gofmt, vet, staticcheck, go fix, go mod tidy
 	$(GO) tool staticcheck ./...
 	$(GO) fix -diff ./...
 	$(GO) mod tidy -diff
+
+docs: ## write docs/cli.md and docs/configuration.md from the code
+	$(GO) test ./cmd/orchestrator -run '^TestDocs' -count=1 -update
 
 bench: ## measure what the product costs beyond its parts; BENCHFLAGS="-run append" picks
 	$(GO) run ./bench $(BENCHFLAGS)

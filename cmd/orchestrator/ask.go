@@ -33,12 +33,16 @@ the agent's words on standard output, what happens meanwhile on standard error (
 
 It ends when everything the question set going has come home, and waits up to --late for peers that were given up on.
 What is still open then stays in the database and is followed by the next ask or serve.`,
+		Example: `  orchestrator ask "Compare the three ways to cross the bay."
+  orchestrator ask --session s_01K... "And the cheapest?"
+  orchestrator ask --no-wait "Plan the move." && orchestrator serve`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.ask(cmd, args[0], f) },
 	}
 	cmd.Flags().DurationVar(&f.late, "late", time.Minute, "how long to wait for late answers")
 	cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "end with the first answer, and say how to look later")
 	cmd.Flags().StringVar(&f.session, "session", "", "go on with this session")
+	c.complete(cmd, "session", c.completeSessions)
 	return cmd
 }
 
@@ -99,7 +103,11 @@ func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
+	defer func() {
+		p := c.progress("stopping; nothing is lost")
+		defer p.Stop()
+		err = errors.Join(err, stop())
+	}()
 	root, after, err := openSession(ctx, a, cfg, f.session, input)
 	if err != nil {
 		return err

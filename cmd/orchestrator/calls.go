@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"text/tabwriter"
@@ -11,6 +12,7 @@ import (
 
 	"orchestrator/internal/app"
 	"orchestrator/session"
+	"orchestrator/store/sqlite"
 	"orchestrator/tracker"
 )
 
@@ -37,6 +39,8 @@ func (c *cli) callsCommand() *cobra.Command {
 	var in string
 	list := &cobra.Command{
 		Use: "list", Short: "List the calls to peers whose reply is still wanted", Args: noArgs,
+		Example: `  orchestrator calls list
+  orchestrator calls list --all --session s_01K... -o json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
 				return c.listCalls(ctx, s, session.ID(in), all)
@@ -45,7 +49,73 @@ func (c *cli) callsCommand() *cobra.Command {
 	}
 	list.Flags().BoolVar(&all, "all", false, "list the calls that are over too")
 	list.Flags().StringVar(&in, "session", "", "list the calls of one session and its subagents")
-	return group("calls", "Look at calls to peers", list)
+	c.complete(list, "session", c.completeSessions)
+	return group("calls", "Look at calls to peers and cancel them", list, c.cancelCallCommand())
+}
+
+func (c *cli) cancelCallCommand() *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use: "cancel ID", Short: "Cancel a call to a peer, while no process has the database open", Args: cobra.ExactArgs(1),
+		Long: `cancel ends the wish for a peer's reply: whoever waits for it goes on without, and a reply that comes all the same is
+kept on the call and told to nobody. The peer is told to stop by the next serve or ask.
+
+It changes the database itself, so it needs every other process stopped; a running one takes no cancel yet.`,
+		Example: `  orchestrator calls list
+  orchestrator calls cancel c_01K...`,
+		ValidArgsFunction: c.completeCalls,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := c.writeStore(cmd, func(ctx context.Context, s *sqlite.Store) error {
+				return c.cancelCall(ctx, s, session.CallID(args[0]), reason)
+			})
+			if _, locked := errors.AsType[*sqlite.LockedError](err); locked {
+				return withHint(err, "stop that process, which loses nothing; cancel the call; start the process again, which tells the peer")
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "cancelled by the operator", "why, for the log")
+	return cmd
+}
+
+// overStates are what a call whose reply is no longer wanted has come to, in words.
+var overStates = map[session.State]string{
+	tracker.StateAnswered: "its reply is there", tracker.StateConsumed: "its reply was used", tracker.StateFolded: "its reply came home",
+	tracker.StateExpired: "its reply was given up on",
+}
+
+func (c *cli) cancelCall(ctx context.Context, s session.Store, id session.CallID, reason string) error {
+	calls, err := tracker.New(tracker.Config{Store: s})
+	if err != nil {
+		return err
+	}
+	before, err := calls.Get(ctx, id)
+	if errors.Is(err, session.ErrNotFound) {
+		return withHint(usageError{fmt.Errorf("there is no call %s", printable(string(id)))}, "orchestrator calls list names the calls whose reply is still wanted")
+	}
+	if err != nil {
+		return storeError(err)
+	}
+	if over := overStates[before.State]; over != "" {
+		return fmt.Errorf("call %s to %s can't be cancelled: %s", id, before.Peer, over)
+	}
+	p, err := calls.Cancel(ctx, id, reason)
+	if err != nil {
+		return storeError(err)
+	}
+	if c.output == outputJSON {
+		return printJSON(c.stdout, map[string]any{"id": p.ID, "peer": p.Peer, "before": before.State, "state": p.State, "peerTold": !p.CancelOwed()})
+	}
+	told := "; the next serve or ask tells it so"
+	if !p.CancelOwed() {
+		told = ""
+	}
+	if before.State == tracker.StateCancelled {
+		_, err = fmt.Fprintf(c.stdout, "call %s to %s was cancelled before%s\n", p.ID, p.Peer, told)
+		return err
+	}
+	_, err = fmt.Fprintf(c.stdout, "call %s to %s is cancelled%s\n", p.ID, p.Peer, told)
+	return err
 }
 
 func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all bool) error {
@@ -60,23 +130,10 @@ func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all
 		}
 		q.Tree = root
 	}
-	recs, err := s.Records(ctx, q)
+	rows, err := callRows(ctx, s, q)
 	if err != nil {
-		return fmt.Errorf("list calls: %w", err)
+		return err
 	}
-	rows := make([]callRow, 0, len(recs))
-	for _, rec := range recs {
-		var p tracker.PendingA2ATask
-		if err := rec.Decode(&p); err != nil {
-			return err
-		}
-		rows = append(rows, callRow{
-			ID: p.ID, Session: p.RootID, Agent: p.SessionID, Asker: p.AskerName, Peer: p.Peer, Mode: p.Mode, State: rec.State,
-			SentAt: p.SentAt, Deadline: p.Deadline, ReplyBy: p.ReplyBy, TaskID: p.PeerTaskID, Attempt: p.Attempt,
-			Question: p.Question, Reply: p.Reply,
-		})
-	}
-	slices.SortStableFunc(rows, func(a, b callRow) int { return a.SentAt.Compare(b.SentAt) })
 	if c.output == outputJSON {
 		for _, row := range rows {
 			if err := printJSON(c.stdout, row); err != nil {
@@ -96,6 +153,28 @@ func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s ago\t%s\t%s\t%s\n", r.ID, r.Peer, r.State, formatLeft(now.Sub(r.SentAt)), shortText(r.Asker, 24), r.wanted(now), shortText(r.Question, 50))
 	}
 	return w.Flush()
+}
+
+// callRows returns the calls that a query finds, the earliest first.
+func callRows(ctx context.Context, s session.Store, q session.RecordQuery) ([]callRow, error) {
+	recs, err := s.Records(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("list calls: %w", err)
+	}
+	rows := make([]callRow, 0, len(recs))
+	for _, rec := range recs {
+		var p tracker.PendingA2ATask
+		if err := rec.Decode(&p); err != nil {
+			return nil, err
+		}
+		rows = append(rows, callRow{
+			ID: p.ID, Session: p.RootID, Agent: p.SessionID, Asker: p.AskerName, Peer: p.Peer, Mode: p.Mode, State: rec.State,
+			SentAt: p.SentAt, Deadline: p.Deadline, ReplyBy: p.ReplyBy, TaskID: p.PeerTaskID, Attempt: p.Attempt,
+			Question: p.Question, Reply: p.Reply,
+		})
+	}
+	slices.SortStableFunc(rows, func(a, b callRow) int { return a.SentAt.Compare(b.SentAt) })
+	return rows, nil
 }
 
 // wanted says how long the reply is waited for.

@@ -59,7 +59,9 @@ Start with:  orchestrator demo                 the whole story, offline
              orchestrator ask "..."            with OPENAI_API_KEY or ANTHROPIC_API_KEY set, or an orchestrator.yaml
 
 Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't be reached, 130 interrupted`,
-		Version:       version,
+		Example: `  orchestrator demo
+  OPENAI_API_KEY=... orchestrator ask "Compare the three ways to ..."`,
+		Version:       readBuildInfo().String(),
 		Args:          noArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -74,14 +76,17 @@ Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't 
 	}
 	root.SetOut(c.stdout)
 	root.SetErr(c.stderr)
-	root.CompletionOptions.HiddenDefaultCmd = true
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.configFile, "config", "", "config file (default ./orchestrator.yaml, then ~/.config/orchestrator/orchestrator.yaml)")
 	flags.StringVarP(&c.output, "output", "o", outputText, "text or json")
 	flags.String("data-dir", "", "where the database is kept")
 	flags.String("log-level", "", "debug, info, warn or error")
 	flags.String("log-format", "", "text or json")
-	root.AddCommand(c.demoCommand(), c.demoPeerCommand(), c.demoRunCommand(), c.serveCommand(), c.askCommand(), c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand())
+	for flag, values := range map[string][]string{"output": {outputText, outputJSON}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"}} {
+		c.complete(root, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	root.AddCommand(c.demoCommand(), c.demoPeerCommand(), c.demoRunCommand(), c.serveCommand(), c.askCommand(), c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand(),
+		c.healthCommand(), c.backupCommand(), c.migrateCommand(), c.versionCommand())
 	return root
 }
 

@@ -19,11 +19,13 @@ func (c *cli) configCommand() *cobra.Command {
 	return group("config", "Check and print the configuration",
 		&cobra.Command{
 			Use: "check", Short: "Say whether the configuration can be used, and all that is wrong with it", Args: noArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error { return c.checkConfig(cmd) },
+			Example: `  orchestrator config check --config /etc/orchestrator/orchestrator.yaml`,
+			RunE:    func(cmd *cobra.Command, _ []string) error { return c.checkConfig(cmd) },
 		},
 		&cobra.Command{
 			Use: "print", Short: "Print the configuration with all defaults filled in, without secrets", Args: noArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error { return c.printConfig(cmd) },
+			Example: `  orchestrator config print > orchestrator.yaml`,
+			RunE:    func(cmd *cobra.Command, _ []string) error { return c.printConfig(cmd) },
 		})
 }
 

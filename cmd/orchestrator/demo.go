@@ -42,6 +42,8 @@ one asks the advisor and waits; one asks the archivist, waits in vain and goes o
 results come home, the archivist's late. It needs no network and no key, and leaves nothing behind.
 
 --crash runs it in a child process, kills that while calls are open, and goes on with another on the same database.`,
+		Example: `  orchestrator demo
+  orchestrator demo --crash -o json > events.jsonl`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.demo(cmd.Context(), crash) },
 	}

@@ -17,13 +17,18 @@ import (
 const cardBudget = 10 * time.Second
 
 func (c *cli) peersCommand() *cobra.Command {
-	return group("peers", "Look at the peer agents",
+	return group("peers", "Look at the peer agents and ask them",
+		c.callPeerCommand(),
 		&cobra.Command{
 			Use: "list", Short: "List the peers and whether they can be reached", Args: noArgs,
+			Example: `  orchestrator peers list
+  orchestrator peers list -o json | jq -r 'select(.reachable | not).name'`,
 			RunE: func(cmd *cobra.Command, _ []string) error { return c.inspect(cmd, c.listPeers) },
 		},
 		&cobra.Command{
 			Use: "show NAME", Short: "Show what a peer's card says; exits with 3 if it can't be reached", Args: cobra.ExactArgs(1),
+			Example:           `  orchestrator peers show advisor`,
+			ValidArgsFunction: firstArg(c.completePeers),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return c.inspect(cmd, func(ctx context.Context, a *app.App) error { return c.showPeer(ctx, a, args[0]) })
 			},
@@ -47,7 +52,9 @@ func (c *cli) inspect(cmd *cobra.Command, look func(ctx context.Context, a *app.
 func (c *cli) listPeers(ctx context.Context, a *app.App) error {
 	ctx, cancel := context.WithTimeout(ctx, cardBudget)
 	defer cancel()
+	p := c.progress("fetching the cards of " + count(len(a.Peers.Peers()), "peer"))
 	infos := a.Peers.Infos(ctx)
+	p.Stop()
 	if c.output == outputJSON {
 		for _, in := range infos {
 			if err := printJSON(c.stdout, in); err != nil {
@@ -75,7 +82,9 @@ func (c *cli) listPeers(ctx context.Context, a *app.App) error {
 func (c *cli) showPeer(ctx context.Context, a *app.App, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, cardBudget)
 	defer cancel()
+	p := c.progress("fetching the card of " + name)
 	in, err := a.Peers.Info(ctx, name)
+	p.Stop()
 	if err != nil {
 		if _, unknown := errors.AsType[*a2a.UnknownPeerError](err); unknown {
 			err = withHint(usageError{err}, "orchestrator peers list names the peers there are")

@@ -15,6 +15,7 @@ func (c *cli) profilesCommand() *cobra.Command {
 	var agent, tool string
 	explain := &cobra.Command{
 		Use: "explain --agent NAME --tool NAME", Short: "Say whether an agent may call a tool, and which line decides", Args: noArgs,
+		Example: `  orchestrator profiles explain --agent subagent --tool spawn_subagent`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if agent == "" || tool == "" {
 				return usageError{fmt.Errorf("profiles explain needs --agent and --tool")}
@@ -24,9 +25,12 @@ func (c *cli) profilesCommand() *cobra.Command {
 	}
 	explain.Flags().StringVar(&agent, "agent", "", "an agent of the configuration")
 	explain.Flags().StringVar(&tool, "tool", "", "a tool's name")
+	c.complete(explain, "agent", c.completeAgents)
+	c.complete(explain, "tool", c.completeTools)
 	return group("profiles", "Look at the tool profiles: who may call what",
 		&cobra.Command{
 			Use: "list", Short: "List the tools each agent may call", Args: noArgs,
+			Example: `  orchestrator profiles list`,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return c.inspect(cmd, func(_ context.Context, a *app.App) error { return c.listProfiles(a) })
 			},

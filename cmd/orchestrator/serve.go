@@ -21,8 +21,10 @@ func (c *cli) serveCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Go on with every session's work until stopped; answers /healthz, /readyz and /metrics",
 		Long: `serve takes up what earlier runs left unfinished: turns, subagents, and calls whose reply is still wanted. It answers
-/healthz, /readyz and /metrics on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop it; a
-stop cancels nothing, the next run goes on.`,
+/healthz, /readyz and /metrics on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop
+it; a stop cancels nothing, the next run goes on, and takes at most stop_timeout. A second signal ends the process at once.`,
+		Example: `  orchestrator serve
+  orchestrator serve --config /etc/orchestrator/orchestrator.yaml --log-format json`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.serve(cmd) },
 	}
@@ -51,7 +53,7 @@ func (c *cli) serve(cmd *cobra.Command) (err error) {
 	defer cancel()
 	wg.Go(func() { reloadOnHangup(ctx, a, log) })
 	err = a.Serve(ctx, func(addr net.Addr) {
-		log.InfoContext(ctx, "serving", "address", addr.String(), "database", cfg.Store.Path, "version", version)
+		log.InfoContext(ctx, "serving", "address", addr.String(), "database", cfg.Store.Path, "version", readBuildInfo().Version)
 	})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return withHint(fmt.Errorf("address %s is in use by another process", cfg.Listen), "set another with --listen, or stop what uses it")

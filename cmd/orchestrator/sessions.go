@@ -34,6 +34,8 @@ func (c *cli) sessionsCommand() *cobra.Command {
 	var all bool
 	list := &cobra.Command{
 		Use: "list", Short: "List the sessions, the newest first", Args: noArgs,
+		Example: `  orchestrator sessions list
+  orchestrator sessions list --all -o json | jq -r 'select(.turns > 0).id'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			limit := 50
 			if all {
@@ -44,9 +46,12 @@ func (c *cli) sessionsCommand() *cobra.Command {
 	}
 	list.Flags().BoolVar(&all, "all", false, "list all, not only the last 50")
 	return group("sessions", "Look at sessions",
-		list,
+		list, c.tailSessionCommand(),
 		&cobra.Command{
 			Use: "show ID", Short: "Tell what happened in a session; -o json prints its log", Args: cobra.ExactArgs(1),
+			Example: `  orchestrator sessions show s_01K...
+  orchestrator sessions show s_01K... -o json > log.jsonl`,
+			ValidArgsFunction: firstArg(c.completeSessions),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
 					return c.showSession(ctx, s, session.ID(args[0]))

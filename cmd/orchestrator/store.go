@@ -18,17 +18,13 @@ var errNoDatabase = errors.New("there are no sessions yet")
 
 // readStore gives a command the store to look at, beside a running process if there is one.
 func (c *cli) readStore(cmd *cobra.Command, look func(ctx context.Context, cfg app.Config, s session.Store) error) error {
-	cfg, _, err := c.config(cmd)
+	cfg, err := c.sqliteConfig(cmd)
 	if err != nil {
 		return err
 	}
-	if cfg.Store.Driver != app.DriverSQLite {
-		return configError{fmt.Errorf("store.driver is %q: only sessions that are kept in sqlite can be looked at", cfg.Store.Driver)}
-	}
 	s, err := sqlite.Open(cmd.Context(), sqlite.Config{Path: cfg.Store.Path, ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
-		return withHint(fmt.Errorf("%w: database %s doesn't exist", errNoDatabase, cfg.Store.Path),
-			`begin one with: orchestrator ask "..."`)
+		return noDatabase(cfg)
 	}
 	if err != nil {
 		return storeError(err)
@@ -59,7 +55,7 @@ func storeError(err error) error {
 		return withHint(err, "move the file away to begin anew, or put a backup in its place")
 	case errors.As(err, &schema):
 		if schema.Have < schema.Want {
-			return withHint(err, "any command that writes brings it up to date, such as: orchestrator serve")
+			return withHint(err, "make a copy of the file, then: orchestrator migrate")
 		}
 		return withHint(err, "it was written by a newer orchestrator; use that one, or another database with --data-dir")
 	}

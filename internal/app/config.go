@@ -150,17 +150,24 @@ type ModelConfig struct {
 
 // HeaderConfig is one HTTP header. Exactly one of Value, Env and File says its value; secrets belong in Env or File.
 type HeaderConfig struct {
-	Name  string `mapstructure:"name"`
+	// Name is the header's name. Required.
+	Name string `mapstructure:"name"`
+	// Value is the value itself, when it is no secret.
 	Value string `mapstructure:"value"`
-	Env   string `mapstructure:"env"`
-	File  string `mapstructure:"file"`
+	// Env names the environment variable that holds the value.
+	Env string `mapstructure:"env"`
+	// File is the file that holds the value.
+	File string `mapstructure:"file"`
 }
 
 // PriceConfig is what a model costs, in US dollars per million tokens.
 type PriceConfig struct {
-	Input       float64 `mapstructure:"input"`
-	CachedInput float64 `mapstructure:"cached_input"` // defaults to Input
-	Output      float64 `mapstructure:"output"`
+	// Input is the price of input.
+	Input float64 `mapstructure:"input"`
+	// CachedInput is the price of input that the provider had in its cache. Defaults to Input.
+	CachedInput float64 `mapstructure:"cached_input"`
+	// Output is the price of output.
+	Output float64 `mapstructure:"output"`
 }
 
 // AgentConfig is an agent that we run. The agents "primary" and "subagent" exist even when they aren't listed.
@@ -171,7 +178,7 @@ type AgentConfig struct {
 	Description string `mapstructure:"description"`
 	// Model is the name of one of the models. Defaults to the first.
 	Model string `mapstructure:"model"`
-	// Instructions are the system prompt. Defaults to [PrimaryInstructions] for the primary agent, else to
+	// Instructions are the system prompt. Defaults to built-in ones: [PrimaryInstructions] for the primary agent, else
 	// [SubagentInstructions].
 	Instructions string `mapstructure:"instructions"`
 	// Profile is the tool profile. Defaults to "primary" for the primary agent, else to "subagent".
@@ -183,8 +190,10 @@ type AgentConfig struct {
 
 // GrantConfig names tools by source and name, as a rule of a tool profile does.
 type GrantConfig struct {
+	// Source is where the tools come from: builtin, subagent, a2a. Required.
 	Source string `mapstructure:"source"`
-	Tool   string `mapstructure:"tool"`
+	// Tool is the name of one of them. Defaults to all.
+	Tool string `mapstructure:"tool"`
 }
 
 // AgentLimits narrows the general limits for one agent.
