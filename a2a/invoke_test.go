@@ -152,8 +152,8 @@ func TestTaskStatesAreMapped(t *testing.T) {
 				c := w.call(w.turn(tool.Subagent, 0), 1, ask("p", "go"))
 				res := w.ask(c)
 				want := strings.ReplaceAll(tc.want, "TASK", string(session.CallIDFor(c.ID)))
-				if name == "executor broke" {
-					res.Content, _, _ = strings.Cut(res.Content, "\n") // the SDK's server words the rest
+				if name == "executor broke" && strings.HasPrefix(res.Content, want) {
+					res.Content = want // the SDK's server words the rest, as an error or as a state, whichever is quicker
 				}
 				wantText(w.t, res, want, tc.isError)
 				w.complete(c, res)
