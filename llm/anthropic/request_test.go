@@ -282,26 +282,6 @@ func TestAddressAndCredentials(t *testing.T) {
 	}
 }
 
-func TestRequestsThatCannotBeSent(t *testing.T) {
-	m, err := anthropic.New(anthropic.Config{HTTPClient: &http.Client{Transport: llmtest.RoundTrip(func(*http.Request) (*http.Response, error) {
-		t.Error("a request was sent")
-		return nil, errors.New("no")
-	})}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	bad := llmtest.Request()
-	bad.Tools[0].Schema = json.RawMessage(`[`)
-	unknown := llmtest.Request()
-	unknown.Messages[0].Role = "oracle"
-	for want, r := range map[string]llm.Request{`tool "invoke_agent"`: bad, `role "oracle"`: unknown} {
-		_, err := llmtest.Collect(m.Stream(t.Context(), r))
-		if e, ok := errors.AsType[*llm.Error](err); !ok || e.Retryable || !strings.Contains(e.Message, want) {
-			t.Errorf("error = %v, want one that isn't retryable, with %q", err, want)
-		}
-	}
-}
-
 func TestNewRefusesWhatCannotWork(t *testing.T) {
 	for _, tt := range []struct {
 		cfg  anthropic.Config

@@ -213,6 +213,9 @@ func Run(t *testing.T, cfg Config) {
 	t.Run("unreachable", func(t *testing.T) {
 		bubble(t, cfg, func(t *testing.T, s *suite) { s.unreachable() })
 	})
+	t.Run("cannot be sent", func(t *testing.T) {
+		bubble(t, cfg, func(t *testing.T, s *suite) { s.cannotBeSent() })
+	})
 	t.Run("many at once", func(t *testing.T) {
 		bubble(t, cfg, func(t *testing.T, s *suite) { s.manyAtOnce(text) })
 	})
@@ -476,6 +479,18 @@ func (s *suite) unreachable() {
 	}}})
 	_, err := Collect(m.Stream(s.t.Context(), Request()))
 	s.checkError(err, wantError{retryable: true, says: "connection refused"})
+}
+
+func (s *suite) cannotBeSent() {
+	s.serve(func(http.ResponseWriter, *http.Request, []byte) { s.t.Error("a request was sent") })
+	bad := Request()
+	bad.Tools[0].Schema = json.RawMessage(`[`)
+	unknown := Request()
+	unknown.Messages[0].Role = "oracle"
+	for says, r := range map[string]llm.Request{`tool "invoke_agent"`: bad, `role "oracle"`: unknown} {
+		_, err := Collect(s.model.Stream(s.t.Context(), r))
+		s.checkError(err, wantError{says: says})
+	}
 }
 
 func (s *suite) manyAtOnce(d *dialogue) {

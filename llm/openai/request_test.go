@@ -2,7 +2,6 @@ package openai_test
 
 import (
 	"encoding/json"
-	"errors"
 	"io"
 	"maps"
 	"net/http"
@@ -128,23 +127,6 @@ func TestReasoningGoesBackToItsServerWithinTheTurn(t *testing.T) {
 	}
 	if diff := cmp.Diff([]any{nil, "now", nil, nil}, got); diff != "" {
 		t.Errorf("reasoning sent (-want +got):\n%s", diff)
-	}
-}
-
-func TestRequestsThatCannotBeSent(t *testing.T) {
-	m := open(t, openai.Config{HTTPClient: &http.Client{Transport: llmtest.RoundTrip(func(*http.Request) (*http.Response, error) {
-		t.Error("a request was sent")
-		return nil, errors.New("no")
-	})}})
-	bad := llmtest.Request()
-	bad.Tools[0].Schema = json.RawMessage(`[`)
-	unknown := llmtest.Request()
-	unknown.Messages[0].Role = "oracle"
-	for want, r := range map[string]llm.Request{`tool "invoke_agent"`: bad, `role "oracle"`: unknown} {
-		_, err := llmtest.Collect(m.Stream(t.Context(), r))
-		if e, ok := errors.AsType[*llm.Error](err); !ok || e.Retryable || !strings.Contains(e.Message, want) {
-			t.Errorf("error = %v, want one that isn't retryable, with %q", err, want)
-		}
 	}
 }
 
