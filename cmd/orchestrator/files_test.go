@@ -2,11 +2,18 @@ package main
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"orchestrator/a2a"
 )
@@ -15,7 +22,7 @@ import (
 func uncommented(data []byte) string {
 	var out []string
 	for line := range strings.SplitSeq(string(data), "\n") {
-		if m := regexp.MustCompile(`^(\s*)# (\s*(- )?[a-z0-9_]+:.*|\s+You are.*)$`).FindStringSubmatch(line); m != nil {
+		if m := regexp.MustCompile(`^(\s*)# (\s*(- )?\{?[a-z0-9_]+:.*|\s+You are.*)$`).FindStringSubmatch(line); m != nil {
 			line = m[1] + m[2]
 		}
 		out = append(out, line)
@@ -93,8 +100,19 @@ func TestShippedPeersLoadAlsoUncommented(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := strings.Replace(uncommented(data), "peers: []", "", 1)
-	peers, err := a2a.ParsePeers("peers.yaml", []byte(text), func(string) (string, bool) { return "secret", true })
-	if err != nil || len(peers) != 2 {
+	dir := t.TempDir()
+	cert, key := selfSigned(t)
+	for name, content := range map[string][]byte{"ca.pem": cert, "us.pem": cert, "us.key": key, "secrets/ledger": []byte("secret")} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peers, err := a2a.ParsePeers(filepath.Join(dir, "peers.yaml"), []byte(text), func(string) (string, bool) { return "secret", true })
+	if err != nil || len(peers) != 3 || len(peers[2].Credentials) != 2 {
 		t.Errorf("with its comments taken away: %d peers, %v\n%s", len(peers), err, text)
 	}
 }
@@ -104,4 +122,23 @@ func TestShippedDemoConfigLoads(t *testing.T) {
 	if code != exitOK || !strings.Contains(stdout, "1 model, 5 agents") {
 		t.Errorf("config check: exit code %d: %s%s", code, stdout, stderr)
 	}
+}
+
+// selfSigned returns a certificate and its key, as PEM.
+func selfSigned(t *testing.T) (cert, key []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
