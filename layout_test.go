@@ -38,6 +38,7 @@ var imports = map[string][]string{
 	"subagent":            {"internal/telemetry/genai", "session", "tool"},
 	"a2a":                 {"internal/telemetry/genai", "session", "tool", "tracker"},
 	"a2a/a2ahttp":         {"a2a"},
+	"a2a/a2aqueue":        {},
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {},
 	"configs":             {},
@@ -68,7 +69,8 @@ var homes = map[string][]string{
 	"github.com/spf13/viper":                    {"cmd"},
 	"go.yaml.in/yaml/v3":                        {"cmd"}, // as viper does
 	"go.opentelemetry.io/otel":                  {"a2a", "agentloop", "internal"},
-	"github.com/prometheus/client_golang":       {"agentloop", "internal/app", "session", "subagent", "tracker"},
+	"github.com/prometheus/client_golang":       {"a2a/a2aqueue", "agentloop", "internal/app", "session", "subagent", "tracker"},
+	"github.com/rabbitmq/amqp091-go":            {"a2a/a2aqueue"},
 	"golang.org/x/sync":                         {"agentloop"},
 	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests
 	"google.golang.org/genproto":                {"a2a"},
