@@ -74,7 +74,7 @@ var homes = map[string][]string{
 	"golang.org/x/sync":                         {"agentloop"},
 	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests
 	"google.golang.org/genproto":                {"a2a"},
-	"google.golang.org/grpc":                    {"a2a"}, // its wire format and types; the connections are ours
+	"google.golang.org/grpc":                    {"a2a", "bench"}, // its wire format and types; the connections are ours
 	"google.golang.org/protobuf":                {"a2a"},
 	"modernc.org/sqlite":                        {"store"},
 }

@@ -4,14 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"runtime"
 	"strings"
 	"time"
-
-	protocol "github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/a2aclient"
-	"github.com/a2aproject/a2a-go/v2/a2aclient/agentcard"
 
 	"orchestrator/a2a"
 	"orchestrator/llm"
@@ -27,11 +22,13 @@ var ratioAims = map[string]float64{memory: 1.5, sqliteNormal: 3}
 
 // pair is one store and one peer.
 type pair struct {
-	store, peer string
-	world       *world
-	meter       *meter
-	raw         *rawClient
-	probe       *probe
+	store   string
+	binding binding
+	kind    string // of the peer
+	world   *world
+	meter   *meter
+	raw     *rawClient
+	probe   *probe
 
 	ratios, ours, raws, commits, writing, reading []float64 // one of each round
 	each                                          call      // of any call; they are all alike
@@ -44,8 +41,10 @@ type pair struct {
 // tool.completed: the dispatch and its events, no model.
 func measureInvoke(ctx context.Context, b *bench) (err error) {
 	urls := make(map[string]string)
-	for _, name := range peerNames {
-		urls[name] = b.peers.url(name)
+	for _, way := range bindings {
+		for _, kind := range way.kinds() {
+			urls[way.prefix+kind] = b.peers.url(way.prefix + kind)
+		}
 	}
 	var pairs []*pair
 	for _, store := range stores {
@@ -63,16 +62,21 @@ func measureInvoke(ctx context.Context, b *bench) (err error) {
 		if err != nil {
 			return err
 		}
-		for _, peer := range []string{streamingMessage, streamingTask, plainMessage, plainTask} {
-			row := &pair{store: store, peer: peer, world: w, meter: m, probe: p}
-			if !b.rows.MatchString(row.name()) {
-				continue
+		for _, way := range bindings {
+			if way.prefix != "" && store == sqliteFull {
+				continue // which says what commits cost, and those are the same
 			}
-			if row.raw, err = newRawClient(ctx, urls[peer]); err != nil {
-				return err
+			for _, kind := range way.kinds() {
+				row := &pair{store: store, binding: way, kind: kind, world: w, meter: m, probe: p}
+				if kind == holder || !b.rows.MatchString(row.name()) {
+					continue
+				}
+				if row.raw, err = newRawClient(ctx, way, urls[row.peer()]); err != nil {
+					return fmt.Errorf("%s: %w", row.name(), err)
+				}
+				defer func() { err = errors.Join(err, row.raw.close()) }()
+				pairs = append(pairs, row)
 			}
-			defer row.raw.close()
-			pairs = append(pairs, row)
 		}
 	}
 	for round := range b.sizes.rounds + 1 {
@@ -82,12 +86,12 @@ func measureInvoke(ctx context.Context, b *bench) (err error) {
 				calls = min(block, calls) // warms up
 			}
 			if err := p.round(ctx, calls, false); err != nil {
-				return fmt.Errorf("%s, %s: %w", p.store, p.peer, err)
+				return fmt.Errorf("%s: %w", p.name(), err)
 			}
 			if round == 0 {
 				p.ratios, p.ours, p.raws, p.commits, p.writing, p.reading = nil, nil, nil, nil, nil, nil
 				if err := p.round(ctx, calls, true); err != nil {
-					return fmt.Errorf("%s, %s: %w", p.store, p.peer, err)
+					return fmt.Errorf("%s: %w", p.name(), err)
 				}
 			}
 		}
@@ -112,11 +116,9 @@ func measureInvoke(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-func (p *pair) name() string {
-	method, reply, _ := strings.Cut(p.peer, "-")
-	method = map[string]string{"streaming": "SendStreamingMessage", "plain": "SendMessage"}[method]
-	return fmt.Sprintf("%s, %s, %s reply", p.store, method, reply)
-}
+func (p *pair) name() string { return p.store + ", " + p.binding.row(p.kind) }
+
+func (p *pair) peer() string { return p.binding.prefix + p.kind }
 
 // round makes so many calls of both sorts, in blocks, and as many commits.
 func (p *pair) round(ctx context.Context, calls int, allocs bool) error {
@@ -158,7 +160,7 @@ func (p *pair) round(ctx context.Context, calls int, allocs bool) error {
 		if n > calls {
 			return ends()
 		}
-		return uses(a2a.InvokeAgent, p.peer)
+		return uses(a2a.InvokeAgent, p.peer())
 	})
 	if err := errors.Join(err, failed); err != nil {
 		return err
@@ -215,7 +217,7 @@ func (p *pair) report(t *table) {
 		return
 	}
 	most := 3.0
-	if strings.HasSuffix(p.peer, "task") {
+	if strings.HasSuffix(p.kind, "task") {
 		most = 4
 	}
 	t.add(figure{Part: "invoke", Name: "  commits", Value: float64(p.each.commits), Aim: most})
@@ -223,47 +225,4 @@ func (p *pair) report(t *table) {
 		Part: "invoke", Name: "  time over raw, in commits × one commit's time", Unit: "×", Aim: 1.5,
 		Value: (ours - raw) / (float64(p.each.commits) * commit), Note: fmt.Sprintf("one commit %.0f µs", commit),
 	})
-}
-
-// rawClient calls a peer with the SDK's own client alone.
-type rawClient struct {
-	client    *a2aclient.Client
-	http      *http.Transport
-	streaming bool
-	n         int
-}
-
-func newRawClient(ctx context.Context, url string) (*rawClient, error) {
-	card, err := agentcard.DefaultResolver.Resolve(ctx, url)
-	if err != nil {
-		return nil, fmt.Errorf("get a card: %w", err)
-	}
-	r := &rawClient{http: &http.Transport{MaxIdleConnsPerHost: 16}, streaming: card.Capabilities.Streaming}
-	r.client, err = a2aclient.NewFromCard(ctx, card, a2aclient.WithDefaultsDisabled(), a2aclient.WithJSONRPCTransport(&http.Client{Transport: r.http}))
-	return r, err
-}
-
-func (r *rawClient) close() { r.http.CloseIdleConnections() }
-
-func (r *rawClient) request() *protocol.SendMessageRequest {
-	r.n++
-	m := protocol.NewMessage(protocol.MessageRoleUser, protocol.NewTextPart(question))
-	m.ContextID = "x-" + m.ID
-	return &protocol.SendMessageRequest{Message: m}
-}
-
-// call makes one call and reads its answer to the end.
-func (r *rawClient) call(ctx context.Context) error {
-	req := r.request()
-	if !r.streaming {
-		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
-		_, err := r.client.SendMessage(ctx, req)
-		return err
-	}
-	for _, err := range r.client.SendStreamingMessage(ctx, req) {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -108,13 +108,13 @@ func parkConnections(ctx context.Context, b *bench, n int) (usage, error) {
 }
 
 // parkRaw has calls of the SDK's client wait and returns what one takes.
-func parkRaw(ctx context.Context, b *bench, n int) (usage, error) {
+func parkRaw(ctx context.Context, b *bench, n int) (per usage, err error) {
 	url := b.peers.url(holder)
-	raw, err := newRawClient(ctx, url)
+	raw, err := newRawClient(ctx, bindings[0], url)
 	if err != nil {
 		return usage{}, err
 	}
-	defer raw.close()
+	defer func() { err = errors.Join(err, raw.close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	before := inUse()

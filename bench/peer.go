@@ -19,7 +19,9 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	a2agrpc "github.com/a2aproject/a2a-go/v2/a2agrpc/v1"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
+	"google.golang.org/grpc"
 )
 
 // peerEnv makes this binary the peers' process.
@@ -33,8 +35,6 @@ const (
 	plainTask        = "plain-task"
 	holder           = "holder"
 )
-
-var peerNames = []string{streamingMessage, streamingTask, plainMessage, plainTask, holder}
 
 // ports is on how many ports the peers listen, so that tens of thousands of connections find free ports of their own.
 const ports = 8
@@ -122,6 +122,12 @@ func waitHeld(ctx context.Context, url string, done func(holding) bool) error {
 func servePeers(in io.Reader, out io.Writer) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
+	quiet := slog.New(slog.DiscardHandler)
+	remote, stop, err := serveGRPC(a2asrv.NewHandler(answerer(streamingMessage), a2asrv.WithLogger(quiet)), &serving)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	for range ports {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -129,24 +135,31 @@ func servePeers(in io.Reader, out io.Writer) error {
 		}
 		base := "http://" + ln.Addr().String()
 		mux := http.NewServeMux()
-		for _, name := range peerNames {
-			url := base + "/" + name
-			card := &protocol.AgentCard{
-				Name: name, Description: "a peer to measure with", Version: "1",
-				SupportedInterfaces: []*protocol.AgentInterface{protocol.NewAgentInterface(url+"/a2a", protocol.TransportProtocolJSONRPC)},
-				Capabilities:        protocol.AgentCapabilities{Streaming: !strings.HasPrefix(name, "plain")},
-				DefaultInputModes:   []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
-				Skills: []protocol.AgentSkill{{ID: "answer", Name: "Answer", Description: "answers", Tags: []string{"bench"}}},
+		for _, way := range bindings {
+			for _, kind := range way.kinds() {
+				path := "/" + way.prefix + kind
+				at := &protocol.AgentInterface{URL: base + path + "/a2a", ProtocolBinding: way.binding, ProtocolVersion: way.version}
+				card := &protocol.AgentCard{
+					Name: "peer", Description: "a peer to measure with", Version: "1",
+					SupportedInterfaces: []*protocol.AgentInterface{at},
+					Capabilities:        protocol.AgentCapabilities{Streaming: !strings.HasPrefix(kind, "plain")},
+					DefaultInputModes:   []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
+					Skills: []protocol.AgentSkill{{ID: "answer", Name: "Answer", Description: "answers", Tags: []string{"bench"}}},
+				}
+				switch {
+				case way.binding == protocol.TransportProtocolGRPC:
+					at.URL = remote
+				case kind == holder:
+					h := new(hold)
+					mux.HandleFunc("POST "+path+"/a2a", h.serve)
+					mux.HandleFunc("GET "+path+"/held", h.count)
+				default:
+					served := http.StripPrefix(path+"/a2a", way.handler(a2asrv.NewHandler(answerer(kind), a2asrv.WithLogger(quiet))))
+					mux.Handle(path+"/a2a", served)
+					mux.Handle(path+"/a2a/", served)
+				}
+				mux.Handle(path+a2asrv.WellKnownAgentCardPath, way.cards(card))
 			}
-			mux.Handle("/"+name+a2asrv.WellKnownAgentCardPath, a2asrv.NewStaticAgentCardHandler(card))
-			if name == holder {
-				h := new(hold)
-				mux.HandleFunc("POST /"+name+"/a2a", h.serve)
-				mux.HandleFunc("GET /"+name+"/held", h.count)
-				continue
-			}
-			quiet := slog.New(slog.DiscardHandler)
-			mux.Handle("/"+name+"/a2a", a2asrv.NewJSONRPCHandler(a2asrv.NewHandler(answerer(name), a2asrv.WithLogger(quiet))))
 		}
 		srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 		serving.Go(func() {
@@ -157,8 +170,24 @@ func servePeers(in io.Reader, out io.Writer) error {
 		defer srv.Close()
 		fmt.Fprintln(out, base)
 	}
-	_, err := io.Copy(io.Discard, in)
+	_, err = io.Copy(io.Discard, in)
 	return err
+}
+
+// serveGRPC serves an agent by gRPC, on a port of its own as gRPC's servers do, and returns its URL.
+func serveGRPC(h a2asrv.RequestHandler, serving *sync.WaitGroup) (url string, stop func(), err error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	srv := grpc.NewServer()
+	a2agrpc.NewHandler(h).RegisterWith(srv)
+	serving.Go(func() {
+		if err := srv.Serve(ln); err != nil {
+			fmt.Fprintln(os.Stderr, "bench peer:", err)
+		}
+	})
+	return "http://" + ln.Addr().String(), srv.Stop, nil
 }
 
 // answerer is an agent on the SDK's own server, which answers at once.

@@ -59,7 +59,7 @@ func (t *table) add(f figure) {
 		}
 		aim = fmt.Sprintf("aim ≤ %s  %s", number(f.Aim), verdict)
 	}
-	line := fmt.Sprintf("  %-52s %10s %-5s %-22s %s", f.Name, number(f.Value), f.Unit, aim, f.Note)
+	line := fmt.Sprintf("  %-66s %10s %-5s %-22s %s", f.Name, number(f.Value), f.Unit, aim, f.Note)
 	t.print("%s\n", strings.TrimRight(line, " "))
 }
 
