@@ -331,6 +331,9 @@ func (a *asking) reply() Heard {
 // heardParts sorts parts into text, data and files.
 func heardParts(kind HeardKind, parts protocol.ContentParts) Heard {
 	h := Heard{Kind: kind, Text: plainText(parts)}
+	if kind == HeardArtifact {
+		h.Text = artifactText(parts)
+	}
 	for _, p := range parts {
 		if p == nil {
 			continue

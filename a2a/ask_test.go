@@ -67,6 +67,31 @@ func TestAskTellsEverythingAPeerSaysOnce(t *testing.T) {
 	}
 }
 
+func TestAskTellsPiecesThatArePutTogetherAsTheyAre(t *testing.T) {
+	for name, noStreaming := range map[string]bool{"streaming": false, "polling": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				w.peer(a2atest.Config{Name: "p", NoStreaming: noStreaming, Script: func(x *a2atest.Exchange) {
+					x.Artifact("story", a2atest.TextPart("On"))
+					x.Append("story", a2atest.TextPart("ce up"), a2atest.TextPart("on a"))
+					x.Append("story", a2atest.TextPart(" time."))
+					x.State(a2atest.Completed, "")
+				}})
+				text := ""
+				for h, err := range w.registry.Ask(w.t.Context(), a2a.Question{Peer: "p", Message: "tell"}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					text += h.Text
+				}
+				if want := "Once upon a time."; text != want {
+					t.Errorf("the pieces are %q together, want %q", text, want)
+				}
+			})
+		})
+	}
+}
+
 func TestAskTakesABrokenStreamUpAgainAndSendsOnce(t *testing.T) {
 	inBubble(t, func(w *world) {
 		p := w.peer(a2atest.Config{Name: "p", Script: report, Fault: func(r a2atest.Request) a2atest.Fault {

@@ -94,6 +94,35 @@ func TestAnswerKeepsEverythingThePeerSent(t *testing.T) {
 	})
 }
 
+func TestPiecesOfAnArtifactAreOneTextHoweverTheyCame(t *testing.T) {
+	want := data("p", "done\nand dusted\n\nArtifact \"story\".\nOnce upon a time.\n[file \"map.pdf\" (application/pdf): https://example.test/map.pdf]\nThe end.\n\n"+
+		"Artifact \"moral\".\nDon't.")
+	script := func(x *a2atest.Exchange) {
+		x.State(a2atest.Working, "")
+		x.Artifact("story", a2atest.TextPart("On"))
+		x.Append("story", a2atest.TextPart("ce up"), a2atest.TextPart("on a"))
+		x.Artifact("moral", a2atest.TextPart("Don't."))
+		x.Append("story", a2atest.TextPart(" time."))
+		x.Append("story", a2atest.LinkPart("map.pdf", "application/pdf", "https://example.test/map.pdf"), a2atest.TextPart("The "))
+		x.Append("story", a2atest.TextPart("end."))
+		x.Sleep(5 * time.Second)
+		x.State(a2atest.Completed, "done", a2atest.TextPart("and dusted"))
+	}
+	for name, cfg := range map[string]a2atest.Config{
+		"streamed":       {},
+		"polled":         {NoStreaming: true},
+		"a stream broke": {Fault: once(a2atest.MethodStream, 1, a2atest.Fault{CutAfter: 4})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				cfg.Name, cfg.Script = "p", script
+				w.peer(cfg)
+				wantText(w.t, w.ask(w.call(w.turn(tool.Subagent, 0), 1, ask("p", "tell"))), want, false)
+			})
+		})
+	}
+}
+
 func TestLongAnswerGoesToAnArtifact(t *testing.T) {
 	inBubble(t, func(w *world) {
 		long := a2atest.Words(40)

@@ -175,14 +175,58 @@ func stateName(s protocol.TaskState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "TASK_STATE_"))
 }
 
+// plainText is the text of a message, each part on lines of its own.
 func plainText(parts protocol.ContentParts) string {
-	var out []string
+	var t lines
 	for _, p := range parts {
 		if p != nil && p.Text() != "" {
-			out = append(out, p.Text())
+			t.add(p.Text())
 		}
 	}
-	return strings.Join(out, "\n")
+	return t.String()
+}
+
+// artifactText is the text of an artifact or of a piece of one.
+func artifactText(parts protocol.ContentParts) string {
+	t := lines{flowing: true}
+	for _, p := range parts {
+		switch {
+		case p == nil:
+		case p.Text() != "":
+			t.part(p)
+		default:
+			t.last = nil
+		}
+	}
+	return t.String()
+}
+
+// lines puts texts together. In a message each part is on lines of its own. In an artifact a text goes on right where the
+// text part before it ended, if both are of one kind: pieces that were streamed, and may end within a word, are parts like
+// others once the artifact is fetched as a whole, and a reply has to read the same whichever way it came.
+type lines struct {
+	strings.Builder
+	flowing bool           // the texts are an artifact's
+	last    *protocol.Part // the text part that was added last, if a text part can go on with it
+}
+
+// part adds a text part.
+func (l *lines) part(p *protocol.Part) {
+	if l.flowing && l.last != nil && l.last.MediaType == p.MediaType && l.last.Filename == p.Filename {
+		l.WriteString(p.Text())
+	} else {
+		l.add(p.Text())
+	}
+	l.last = p
+}
+
+// add adds a text on lines of its own.
+func (l *lines) add(s string) {
+	if l.Len() > 0 {
+		l.WriteByte('\n')
+	}
+	l.WriteString(s)
+	l.last = nil
 }
 
 // writer sorts parts into a reply's text, data and files.
@@ -214,33 +258,35 @@ func (w *writer) artifact(a *protocol.Artifact) {
 	if a.Name != "" || a.Description != "" {
 		head = strings.TrimSpace(fmt.Sprintf("Artifact %q. %s", a.Name, a.Description))
 	}
-	w.parts(head, a.Parts)
+	w.write(head, a.Parts, lines{flowing: true})
 }
 
-// parts writes parts under a head, which stands only over text.
-func (w *writer) parts(head string, parts protocol.ContentParts) {
-	var text []string
+// parts writes a message's parts under a head, which stands only over text.
+func (w *writer) parts(head string, parts protocol.ContentParts) { w.write(head, parts, lines{}) }
+
+func (w *writer) write(head string, parts protocol.ContentParts, text lines) {
 	for _, p := range parts {
 		if p == nil {
 			continue
 		}
 		switch c := p.Content.(type) {
 		case protocol.Text:
-			text = append(text, string(c))
+			text.part(p)
 		case protocol.URL:
-			text = append(text, fmt.Sprintf("[file %s: %s]", fileName(p), c))
+			text.add(fmt.Sprintf("[file %s: %s]", fileName(p), c))
 		case protocol.Data:
 			b, err := json.Marshal(c.Value)
 			if err == nil {
 				w.data = append(w.data, b)
 			}
+			text.last = nil
 		case protocol.Raw:
 			key := session.ArtifactKeyFor(w.call, fmt.Sprintf("file %d", len(w.files)+1))
 			w.files = append(w.files, session.Artifact{Key: key, Name: p.Filename, MediaType: p.MediaType, Data: c})
-			text = append(text, fmt.Sprintf("[file %s, %d bytes: read_artifact {\"key\": %q}]", fileName(p), len(c), key))
+			text.add(fmt.Sprintf("[file %s, %d bytes: read_artifact {\"key\": %q}]", fileName(p), len(c), key))
 		}
 	}
-	body := strings.TrimSpace(strings.Join(text, "\n"))
+	body := strings.TrimSpace(text.String())
 	if body == "" || w.seen[body] {
 		return
 	}

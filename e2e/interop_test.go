@@ -215,7 +215,7 @@ func TestAskTalksToAnAgentOfAnotherSDK(t *testing.T) {
 			data := func(text string) string { return "<agent_data from=\"writer\">\n" + text + "\n</agent_data>" }
 			want := []string{
 				data("Hello Ada."),
-				data("Artifact \"letter\".\nThe first half of boats. \nThe second half of boats.\n\nIts message before:\nI write about boats."),
+				data("Artifact \"letter\".\nThe first half of boats. The second half of boats.\n\nIts message before:\nI write about boats."),
 				data("Artifact \"all\".\nA text of piers.\n[file "+note+" (text/plain), 19 bytes: read_artifact {\"key\": \"KEY\"}]\n"+
 					"[file "+plan+" (application/pdf): https://files.example.com/piers.pdf]\n\ndata: {\"ferries\":3,\"key\":\"piers\"}") +
 					"\n\nartifacts of the answer, for read_artifact: KEY",
@@ -235,7 +235,7 @@ func TestAskTalksToAnAgentOfAnotherSDK(t *testing.T) {
 			if diff := cmp.Diff(want, told); diff != "" {
 				t.Errorf("what the subagents were told (-want +got):\n%s", diff)
 			}
-			letter := fmt.Sprintf("The first half of %[1]s. \nThe second half of %[1]s.", late)
+			letter := fmt.Sprintf("The first half of %[1]s. The second half of %[1]s.", late)
 			if missing := inOrder(run.stderr.String(), "no answer from writer in time", "writer answers late", "follow-up: writer's answer"); missing != "" {
 				t.Errorf("standard error has no %q where it belongs:\n%s", missing, run.stderr)
 			}
