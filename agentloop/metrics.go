@@ -29,7 +29,7 @@ func newMetrics() *metrics {
 			Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120, 300},
 		}, []string{"model", "result"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "orchestrator_model_tokens_total", Help: "Tokens, by kind: input (cached ones included), cached_input, output (reasoning included), or reasoning.",
+			Name: "orchestrator_model_tokens_total", Help: "Tokens, by kind: input (the next two included), cached_input, cache_write, output (reasoning included), or reasoning.",
 		}, []string{"model", "kind"}),
 		cost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orchestrator_model_cost_usd_total", Help: "What model calls cost, by the configured prices, in US dollars.",
@@ -68,7 +68,10 @@ func (r *run) watchModel(ctx context.Context) (_ context.Context, done func(llm.
 		result := modelResult(err)
 		m.modelTime.WithLabelValues(name, result).Observe(time.Since(began).Seconds())
 		u := answer.Usage
-		for kind, n := range map[string]int64{"input": u.InputTokens, "cached_input": u.CachedInputTokens, "output": u.OutputTokens, "reasoning": u.ReasoningTokens} {
+		for kind, n := range map[string]int64{
+			"input": u.InputTokens, "cached_input": u.CachedInputTokens, "cache_write": u.CacheWriteTokens,
+			"output": u.OutputTokens, "reasoning": u.ReasoningTokens,
+		} {
 			m.tokens.WithLabelValues(name, kind).Add(float64(max(n, 0)))
 		}
 		m.cost.WithLabelValues(name).Add(max(u.CostUSD, 0))

@@ -6,12 +6,13 @@ import (
 )
 
 // Usage is what model calls cost. Parts are never added to totals: ReasoningTokens is part of OutputTokens and
-// CachedInputTokens of InputTokens.
+// CachedInputTokens and CacheWriteTokens, what the provider had in its cache and what it put there, are parts of InputTokens.
 type Usage struct {
 	InputTokens       int64   `json:"inputTokens"`
 	OutputTokens      int64   `json:"outputTokens"`
 	ReasoningTokens   int64   `json:"reasoningTokens,omitempty"`
 	CachedInputTokens int64   `json:"cachedInputTokens,omitempty"`
+	CacheWriteTokens  int64   `json:"cacheWriteTokens,omitempty"`
 	CostUSD           float64 `json:"costUSD,omitempty"`
 	ModelCalls        int64   `json:"modelCalls,omitempty"`
 }
@@ -22,6 +23,7 @@ func (u *Usage) Add(o Usage) {
 	u.OutputTokens += o.OutputTokens
 	u.ReasoningTokens += o.ReasoningTokens
 	u.CachedInputTokens += o.CachedInputTokens
+	u.CacheWriteTokens += o.CacheWriteTokens
 	u.CostUSD += o.CostUSD
 	u.ModelCalls += o.ModelCalls
 }

@@ -166,6 +166,9 @@ type PriceConfig struct {
 	Input float64 `mapstructure:"input"`
 	// CachedInput is the price of input that the provider had in its cache. Defaults to Input.
 	CachedInput float64 `mapstructure:"cached_input"`
+	// CacheWrite is the price of input that the provider puts into its cache, for which Anthropic asks a quarter more than
+	// for Input. Defaults to Input.
+	CacheWrite float64 `mapstructure:"cache_write"`
 	// Output is the price of output.
 	Output float64 `mapstructure:"output"`
 }
@@ -390,6 +393,7 @@ func (c *Config) fillModels() {
 		m.Provider = cmp.Or(m.Provider, ProviderOpenAI)
 		m.ContextWindow = cmp.Or(m.ContextWindow, 128000)
 		m.Price.CachedInput = cmp.Or(m.Price.CachedInput, m.Price.Input)
+		m.Price.CacheWrite = cmp.Or(m.Price.CacheWrite, m.Price.Input)
 		m.APIKeyFile, m.Script = c.abs(m.APIKeyFile), c.abs(m.Script)
 		m.Headers = slices.Clone(m.Headers)
 		for j := range m.Headers {
@@ -640,6 +644,7 @@ func (c Config) validateModels(v *validator) (names []string) {
 		v.notNegative(key("max_output_tokens"), float64(m.MaxOutputTokens))
 		v.notNegative(key("price.input"), m.Price.Input)
 		v.notNegative(key("price.cached_input"), m.Price.CachedInput)
+		v.notNegative(key("price.cache_write"), m.Price.CacheWrite)
 		v.notNegative(key("price.output"), m.Price.Output)
 		switch {
 		case m.Provider == ProviderScripted && m.Script == "":

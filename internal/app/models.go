@@ -88,6 +88,7 @@ func (m *model) Stream(ctx context.Context, r llm.Request) iter.Seq2[llm.Chunk, 
 
 // cost is in US dollars; the prices are for a million tokens.
 func (p PriceConfig) cost(u session.Usage) float64 {
-	fresh := max(u.InputTokens-u.CachedInputTokens, 0)
-	return (float64(fresh)*p.Input + float64(u.CachedInputTokens)*p.CachedInput + float64(u.OutputTokens)*p.Output) / 1e6
+	fresh := max(u.InputTokens-u.CachedInputTokens-u.CacheWriteTokens, 0)
+	return (float64(fresh)*p.Input + float64(u.CachedInputTokens)*p.CachedInput + float64(u.CacheWriteTokens)*p.CacheWrite +
+		float64(u.OutputTokens)*p.Output) / 1e6
 }

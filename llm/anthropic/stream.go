@@ -81,6 +81,7 @@ func (r *reader) count(fresh, written, cached, out, thinking int64) {
 	before := r.usage
 	r.fresh, r.written = max(r.fresh, fresh), max(r.written, written)
 	r.usage.CachedInputTokens = max(r.usage.CachedInputTokens, cached)
+	r.usage.CacheWriteTokens = r.written
 	r.usage.InputTokens = r.fresh + r.written + r.usage.CachedInputTokens
 	r.usage.OutputTokens = max(r.usage.OutputTokens, out)
 	r.usage.ReasoningTokens = max(r.usage.ReasoningTokens, thinking)

@@ -284,7 +284,7 @@ func write(w http.ResponseWriter, pieces [][]byte) {
 var sameAnswer = gocmp.Options{
 	cmpopts.IgnoreFields(llm.Answer{}, "Opaque"),
 	// The parts of totals are the vendors' own.
-	cmpopts.IgnoreFields(session.Usage{}, "ReasoningTokens", "CachedInputTokens", "CostUSD", "ModelCalls"),
+	cmpopts.IgnoreFields(session.Usage{}, "ReasoningTokens", "CachedInputTokens", "CacheWriteTokens", "CostUSD", "ModelCalls"),
 	cmpopts.EquateEmpty(),
 	gocmp.Comparer(func(a, b json.RawMessage) bool {
 		x, errX := canonical(a)
