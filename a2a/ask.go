@@ -82,12 +82,12 @@ func (r *Registry) Ask(ctx context.Context, q Question) iter.Seq2[Heard, error] 
 			yield(Heard{}, err)
 			return
 		}
-		client, streaming, err := r.connect(ctx, q.Peer)
+		client, err := r.connect(ctx, q.Peer)
 		if err != nil {
 			yield(Heard{}, fmt.Errorf("connect to peer '%s': %w", q.Peer, err))
 			return
 		}
-		a := &asking{client: client, streaming: streaming, ctx: ctx, yield: yield, got: &assembly{whole: true, limit: askReplyLimit}}
+		a := &asking{client: client, streaming: client.streaming, ctx: ctx, yield: yield, got: &assembly{whole: true, limit: askReplyLimit}}
 		io, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop()
 		a.stop = stop

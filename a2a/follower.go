@@ -23,11 +23,17 @@ var (
 	errCancelled = errors.New("the call is cancelled")
 	errReplyBy   = errors.New("a reply is no longer wanted")
 	errEnded     = errors.New("the stream ended before the task did")
+	errSilent    = errors.New("nothing was heard for a while")
 )
 
 const (
 	pollFirst = time.Second
 	pollMost  = 30 * time.Second
+	// queuePollMost is the longest pause between questions to a peer behind a queue: they stay in it while the peer is away,
+	// and its answer comes without them.
+	queuePollMost = 5 * time.Minute
+	// queuePatience is how long a message is sent again and again to a broker that isn't there.
+	queuePatience = 30 * time.Second
 	// dialTries is how often a peer is tried that nothing has been sent to; dialWait is the first pause between.
 	dialTries = 3
 	dialWait  = 400 * time.Millisecond
@@ -46,6 +52,7 @@ type follower struct {
 	contextID string
 	request   *request // of a call not sent yet; nil: read it
 	resumed   bool
+	queued    bool // it goes over a queue, as far as is known
 	attempt   int
 	seen      string // the status that is no reply
 	auth      string // the AUTH_REQUIRED status that was reported
@@ -53,11 +60,11 @@ type follower struct {
 	owed      bool   // the reply came to a cancelled call, and the peer has yet to be told
 	done      chan struct{}
 	span      trace.Span // of the call
-	fate      string     // of the reply that was delivered,
-	state     string     // with which the call became this
-	failure   bool       // and which says that there is no answer
 
 	mu        sync.Mutex
+	fate      string // of the reply that was delivered,
+	state     string // with which the call became this
+	failure   bool   // and which says that there is no answer
 	taskID    string
 	noted     bool // the tracker knows taskID
 	sent      bool // something may have been sent
@@ -163,7 +170,22 @@ func (f *follower) follow(ctx context.Context) error {
 			if f.isCancelled() {
 				return errCancelled
 			}
-			if done, err := f.countAttempt(); done || err != nil {
+			if f.queued {
+				// The peer has it no more, whose answer may have come while nobody listened.
+				if err := sleep(ctx, f.grace()); err != nil {
+					return err
+				}
+			}
+			if f.spent() {
+				if !f.queued {
+					return f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it", f.peer), false)
+				}
+				if err := f.awaitReply(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := f.countAttempt(); err != nil {
 				return err
 			}
 			s.uncertain = false
@@ -180,9 +202,10 @@ func (f *follower) follow(ctx context.Context) error {
 
 // sending is where a follower stands with a message that has no task yet.
 type sending struct {
-	uncertain bool // it is unknown whether the message arrived
-	tries     int  // without a connection
-	refreshed bool // the card was fetched again
+	uncertain bool      // it is unknown whether the message arrived
+	tries     int       // without a connection,
+	since     time.Time // the first of them
+	refreshed bool      // the card was fetched again
 	pause     *backoff.ExponentialBackOff
 }
 
@@ -204,9 +227,15 @@ func (f *follower) failed(ctx context.Context, s *sending, err error) (settled b
 	earlier := f.attempt > 1 || f.resumed // something may have arrived, so that only the peer's word is a failure
 	wait := s.pause.NextBackOff()
 	switch o := outcomeOf(err); o.kind {
+	case queued:
+		f.r.cfg.Logger.DebugContext(ctx, "a message is in the peer's queue, and its reply is waited for", f.attrs("err", err)...)
+		return false, f.awaitReply(ctx)
 	case notSent:
-		s.tries++
-		if !earlier && s.tries >= dialTries && o.after == 0 {
+		if s.tries++; s.tries == 1 {
+			s.since = time.Now()
+		}
+		enough := s.tries >= dialTries && o.after == 0 && (!f.queued || time.Since(s.since) >= queuePatience)
+		if !earlier && (enough || o.final) {
 			return true, f.fail(fmt.Sprintf("peer '%s' can't be reached: %v. Nothing was sent. It may help to try again later.", f.peer, err), true)
 		}
 		wait = max(wait, o.after)
@@ -223,14 +252,8 @@ func (f *follower) failed(ctx context.Context, s *sending, err error) (settled b
 			wait = 0
 		}
 	case refused:
-		if !earlier && (errors.Is(err, protocol.ErrInternalError) || errors.Is(err, protocol.ErrServerError)) {
-			return true, f.fail(fmt.Sprintf("peer '%s' failed: %v. It may help to try again later.", f.peer, err), true)
-		}
-		if !earlier {
-			return true, f.fail(fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", f.peer, err), false)
-		}
-		if o.peers {
-			return true, f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it; it refused it when it was sent again: %v", f.peer, err), false)
+		if !earlier || o.peers {
+			return true, f.fail(refusal(f.peer, err, earlier))
 		}
 	case unknown:
 		s.uncertain = true
@@ -240,14 +263,27 @@ func (f *follower) failed(ctx context.Context, s *sending, err error) (settled b
 	return false, sleep(ctx, wait)
 }
 
-// countAttempt notes that the message is sent once more, unless it mustn't be: then that is the reply, and done is true.
-func (f *follower) countAttempt() (done bool, err error) {
-	peer, err := f.r.cfg.Registry.Lookup(f.peer)
-	if err != nil || peer.Resend == ResendNever || f.attempt >= f.r.cfg.Limits.MaxAttempts {
-		return true, f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it", f.peer), false)
+// refusal says that a peer turned a message down; when it was sent earlier, too, that is not the last word on it.
+func refusal(peer string, err error, earlier bool) (text string, retryable bool) {
+	switch {
+	case earlier:
+		return fmt.Sprintf("outcome unknown: '%s' may have received it; it refused it when it was sent again: %v", peer, err), false
+	case errors.Is(err, protocol.ErrInternalError) || errors.Is(err, protocol.ErrServerError):
+		return fmt.Sprintf("peer '%s' failed: %v. It may help to try again later.", peer, err), true
 	}
+	return fmt.Sprintf("peer '%s' refused the call: %v. Trying the same again won't help.", peer, err), false
+}
+
+// spent reports whether the message mustn't be sent once more.
+func (f *follower) spent() bool {
+	peer, err := f.r.cfg.Registry.Lookup(f.peer)
+	return err != nil || peer.Resend == ResendNever || f.attempt >= f.r.cfg.Limits.MaxAttempts
+}
+
+// countAttempt notes that the message is sent once more.
+func (f *follower) countAttempt() error {
 	f.attempt++
-	return false, f.commit(func(ctx context.Context) error {
+	return f.commit(func(ctx context.Context) error {
 		_, err := f.r.cfg.Tracker.Sent(ctx, f.id, "", "", f.attempt)
 		return err
 	})
@@ -280,10 +316,13 @@ func (f *follower) send(ctx context.Context) (settled bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if e.req.Config != nil {
+	if !e.link.streaming {
 		return e.once()
 	}
-	for ev, err := range e.client.SendStreamingMessage(e.ctx, e.req) {
+	if e.link.queued {
+		return e.listen()
+	}
+	for ev, err := range e.link.SendStreamingMessage(e.ctx, e.req) {
 		if settled, err := e.take(ev, err); settled || err != nil {
 			return settled, err
 		}
@@ -293,11 +332,11 @@ func (f *follower) send(ctx context.Context) (settled bool, err error) {
 
 // exchange is one sending of a message and what comes back.
 type exchange struct {
-	f      *follower
-	ctx    context.Context //nolint:containedctx // of the one request
-	client Client
-	req    *protocol.SendMessageRequest
-	a      *assembly
+	f    *follower
+	ctx  context.Context //nolint:containedctx // of the one request
+	link *link
+	req  *protocol.SendMessageRequest
+	a    *assembly
 }
 
 // take takes what a stream yields.
@@ -306,16 +345,16 @@ func (e *exchange) take(ev protocol.Event, err error) (settled bool, _ error) {
 		return false, e.f.notSentAfterAll(err)
 	}
 	e.req.Message = nil // the peer has it, and a wait may be long
-	return e.f.event(e.ctx, e.client, e.a, ev)
+	return e.f.event(e.ctx, e.link, e.a, ev)
 }
 
 // once sends to a peer that can't stream.
 func (e *exchange) once() (settled bool, err error) {
-	res, err := e.client.SendMessage(e.ctx, e.req)
+	res, err := e.link.SendMessage(e.ctx, e.req)
 	if err != nil {
 		return false, e.f.notSentAfterAll(err)
 	}
-	settled, err = e.f.event(e.ctx, e.client, e.a, res)
+	settled, err = e.f.event(e.ctx, e.link, e.a, res)
 	if err == nil && !settled && e.a.taskID == "" {
 		err = errEnded
 	}
@@ -324,7 +363,7 @@ func (e *exchange) once() (settled bool, err error) {
 
 // prepare connects and returns what to send; with a Config to a peer that can't stream.
 func (f *follower) prepare(ctx context.Context) (*exchange, error) {
-	client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	link, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +372,7 @@ func (f *follower) prepare(ctx context.Context) (*exchange, error) {
 		return nil, &NotSentError{Err: err}
 	}
 	req := &protocol.SendMessageRequest{Message: m}
-	if !streaming {
+	if !link.streaming && !link.queued {
 		req.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
 	}
 	f.mu.Lock()
@@ -342,12 +381,12 @@ func (f *follower) prepare(ctx context.Context) (*exchange, error) {
 		return nil, errCancelled
 	}
 	f.sent = true
-	return &exchange{f: f, ctx: f.r.cfg.Registry.activating(ctx, f.peer), client: client, req: req, a: f.assembly(m.TaskID == "")}, nil
+	return &exchange{f: f, ctx: f.r.cfg.Registry.activating(ctx, f.peer), link: link, req: req, a: f.assembly(m.TaskID == "")}, nil
 }
 
 // notSentAfterAll takes back that something may have been sent, when it certainly wasn't.
 func (f *follower) notSentAfterAll(err error) error {
-	if k := outcomeOf(err).kind; k != unknown && f.attempt == 1 && !f.resumed {
+	if k := outcomeOf(err).kind; k != unknown && k != queued && f.attempt == 1 && !f.resumed {
 		f.mu.Lock()
 		f.sent = false
 		cancelled := f.cancelled
@@ -364,7 +403,7 @@ func (f *follower) assembly(whole bool) *assembly {
 }
 
 // event takes one thing the peer said. settled means that the call has its reply.
-func (f *follower) event(ctx context.Context, client Client, a *assembly, ev protocol.Event) (settled bool, err error) {
+func (f *follower) event(ctx context.Context, client *link, a *assembly, ev protocol.Event) (settled bool, err error) {
 	if ev == nil {
 		return false, nil
 	}
@@ -422,7 +461,7 @@ func (f *follower) event(ctx context.Context, client Client, a *assembly, ev pro
 }
 
 // complete reads the whole task when a stream told only its end.
-func (f *follower) complete(ctx context.Context, client Client, a *assembly) *assembly {
+func (f *follower) complete(ctx context.Context, client *link, a *assembly) *assembly {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	t, err := client.GetTask(ctx, &protocol.GetTaskRequest{ID: protocol.TaskID(a.taskID)})
@@ -437,25 +476,15 @@ func (f *follower) complete(ctx context.Context, client Client, a *assembly) *as
 // find looks whether the peer has a task for our message. It returns false when it has none or won't say; an error when
 // ctx ends before the peer can be asked.
 func (f *follower) find(ctx context.Context) (bool, error) {
-	pause := newPause(pollFirst, pollMost)
-	var on protocol.TaskID
-	if m, err := f.load(ctx); err == nil {
-		on = m.TaskID
-	}
+	pause := f.newPause()
+	on := f.continued(ctx)
 	for {
 		task, err := f.look(ctx, on)
 		switch {
 		case err == nil && task == nil:
 			return false, nil
 		case err == nil:
-			f.mu.Lock()
-			f.taskID = string(task.ID)
-			f.noted = true
-			f.mu.Unlock()
-			return true, f.commit(func(ctx context.Context) error {
-				_, err := f.r.cfg.Tracker.Sent(ctx, f.id, string(task.ID), task.ContextID, 0)
-				return err
-			})
+			return true, f.found(task)
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
 		}
@@ -471,14 +500,36 @@ func (f *follower) find(ctx context.Context) (bool, error) {
 	}
 }
 
+// continued returns the task that our message continues, if it does.
+func (f *follower) continued(ctx context.Context) protocol.TaskID {
+	if m, err := f.load(ctx); err == nil {
+		return m.TaskID
+	}
+	return ""
+}
+
+// found notes the peer's task for our message.
+func (f *follower) found(task *protocol.Task) error {
+	f.mu.Lock()
+	f.taskID = string(task.ID)
+	f.noted = true
+	f.mu.Unlock()
+	return f.commit(func(ctx context.Context) error {
+		_, err := f.r.cfg.Tracker.Sent(ctx, f.id, string(task.ID), task.ContextID, 0)
+		return err
+	})
+}
+
 // maxPages bounds the pages of a context's tasks that are looked through.
 const maxPages = 20
 
 func (f *follower) look(ctx context.Context, on protocol.TaskID) (*protocol.Task, error) {
-	client, _, err := f.r.cfg.Registry.connect(ctx, f.peer)
+	client, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := f.bounded(ctx)
+	defer cancel()
 	if on != "" {
 		t, err := client.GetTask(ctx, &protocol.GetTaskRequest{ID: on})
 		if err != nil || !asks(t, f.id) {
@@ -529,15 +580,15 @@ func (f *follower) attach(ctx context.Context) error {
 			f.r.cfg.Logger.DebugContext(ctx, "a call is followed without its message", f.attrs("err", err)...)
 		}
 	}
-	poll := newPause(pollFirst, pollMost)
-	subscribe, failed := true, false
+	poll := f.newPause()
+	subscribe, failed, missing := true, false, 0
 	for {
 		if f.isCancelled() {
 			return errCancelled
 		}
 		var after time.Duration
-		client, streaming, err := f.r.cfg.Registry.connect(ctx, f.peer)
-		if err == nil && streaming && subscribe {
+		client, err := f.connect(ctx)
+		if err == nil && client.streaming && subscribe {
 			began := time.Now()
 			settled, got, err := f.subscribe(ctx, client, id)
 			if settled || err != nil {
@@ -550,7 +601,8 @@ func (f *follower) attach(ctx context.Context) error {
 		}
 		if err == nil {
 			var t *protocol.Task
-			if t, err = client.GetTask(ctx, &protocol.GetTaskRequest{ID: id}); err == nil {
+			if t, err = f.getTask(ctx, client, id); err == nil {
+				missing = 0
 				settled, eerr := f.event(ctx, client, f.assembly(false), t)
 				if settled || eerr != nil {
 					return eerr
@@ -563,6 +615,9 @@ func (f *follower) attach(ctx context.Context) error {
 		case err == nil:
 			subscribe = subscribe || failed // the peer is back: its streams may be, too
 			failed = false
+		case errors.Is(err, protocol.ErrTaskNotFound) && f.queued && missing == 0:
+			missing, after = 1, f.grace() // its answer may have come while nobody listened
+			poll.Reset()
 		case errors.Is(err, protocol.ErrTaskNotFound):
 			return f.fail(fmt.Sprintf("peer '%s' no longer knows the task", f.peer), false)
 		case errors.Is(err, ErrTooLarge):
@@ -582,7 +637,7 @@ func (f *follower) attach(ctx context.Context) error {
 }
 
 // subscribe follows a task's stream to its end. got says that it told anything.
-func (f *follower) subscribe(ctx context.Context, client Client, id protocol.TaskID) (settled, got bool, err error) {
+func (f *follower) subscribe(ctx context.Context, client *link, id protocol.TaskID) (settled, got bool, err error) {
 	a := f.assembly(false)
 	for ev, err := range client.SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
 		if err != nil {
@@ -607,6 +662,9 @@ func (f *follower) tellCancelled(ctx context.Context) {
 		if answered || sleep(ctx, pause.NextBackOff()) != nil {
 			return
 		}
+		if p, err := f.r.cfg.Tracker.Get(ctx, f.id); err == nil && !p.CancelOwed() {
+			return // its reply has come meanwhile
+		}
 	}
 }
 
@@ -615,7 +673,7 @@ func (f *follower) cancelTask(ctx context.Context) (answered bool, err error) {
 	if id != "" {
 		ctx, cancel := context.WithTimeout(ctx, f.r.cfg.Limits.CancelBudget)
 		defer cancel()
-		client, _, err := f.r.cfg.Registry.connect(ctx, f.peer)
+		client, err := f.connect(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -653,7 +711,7 @@ func (f *follower) deliver(r tracker.Reply, files []session.Artifact) error {
 		fate, p, err := f.r.cfg.Tracker.Deliver(ctx, f.id, r, files...)
 		if err == nil {
 			f.owed = p.CancelOwed()
-			f.fate, f.state, f.failure = string(fate), string(p.State), r.Failed
+			f.ended(fate, p, r)
 			f.r.cfg.Logger.DebugContext(ctx, "a reply was delivered", f.attrs("fate", fate, "state", p.State, "reply", r.State)...)
 		}
 		return err

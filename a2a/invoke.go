@@ -244,7 +244,7 @@ func (t *invoke) prepare(ctx context.Context, c *tool.Call) (req tracker.Request
 		return req, nil, nil, err
 	}
 	return tracker.Request{
-		ToolCall: c.ID, Peer: peer.Name, Transport: t.r.cfg.Registry.cfg.Transport.Binding(), Mode: mode,
+		ToolCall: c.ID, Peer: peer.Name, Transport: t.r.cfg.Registry.carrier(peer.Name), Mode: mode,
 		Deadline: deadline, ReplyBy: deadline.Add(limits.ReplyRetention), ContextID: m.ContextID, Message: raw,
 		Question: args.Message, AskerName: asker, CancelOnTimeout: peer.OnTimeout == OnTimeoutCancel,
 	}, q, nil, nil
@@ -335,7 +335,7 @@ func (t *invoke) resume(ctx context.Context, c *tool.Call, peer Peer, args invok
 	// at most that the question is returned once more.
 	ctx, cancel := context.WithTimeout(ctx, seenBudget)
 	defer cancel()
-	client, _, err := t.r.cfg.Registry.connect(ctx, peer.Name)
+	client, err := t.r.cfg.Registry.connect(ctx, peer.Name)
 	if err != nil {
 		return "", nil //nolint:nilerr // the relay meets the same error, and delivers it
 	}

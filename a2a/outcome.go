@@ -17,12 +17,14 @@ const (
 	notSent             // it hasn't; trying again may help
 	refused             // it has been turned down for good
 	gone                // there is nobody at the address
+	queued              // it waits for the peer, whose answer comes another way
 )
 
 // outcome is what a failed request means.
 type outcome struct {
 	kind  kind
 	peers bool          // the peer itself said so, in the protocol
+	final bool          // of notSent: trying again at once won't help
 	after time.Duration // when it wants to be asked again
 }
 
@@ -36,6 +38,12 @@ func outcomeOf(err error) outcome {
 	}
 	if _, ok := errors.AsType[*NotSentError](err); ok {
 		return outcome{kind: notSent}
+	}
+	if _, ok := errors.AsType[*QueuedError](err); ok {
+		return outcome{kind: queued}
+	}
+	if _, ok := errors.AsType[*UnroutableError](err); ok {
+		return outcome{kind: notSent, final: true}
 	}
 	if _, ok := errors.AsType[*protocol.Error](err); ok {
 		return outcome{kind: refused, peers: true}

@@ -55,17 +55,25 @@ func (Secret) LogValue() slog.Value { return slog.StringValue("***") }
 
 // Endpoint is an interface of a peer that is named in the configuration rather than read from its card.
 type Endpoint struct {
-	URL     string
+	URL     string // of the binding AMQP: amqp://host:port/vhost?queue=NAME
 	Binding string // of the protocol. Defaults to "JSONRPC".
 	Version string // of the protocol. Defaults to "1.0".
 }
 
-// Peer is another people's agent, as the operator names it. Exactly one of Card and Endpoints is set.
+// Peer is another people's agent, as the operator names it. Exactly one of Card, Endpoints and Queue is set.
 type Peer struct {
 	Name string
 	// Card is the agent's base URL, whose well-known path has its card, or the URL of the card itself.
 	Card      string
 	Endpoints []Endpoint
+	// Queue is the request queue of an agent that is asked through a broker. Its card is asked for there, too; without an
+	// answer one is assumed, since what is sent waits in the queue.
+	Queue string
+	// Broker is the URL of the broker of Queue or of an endpoint of the binding AMQP, password included. Empty is the
+	// product's own.
+	Broker Secret
+	// DurableQueue says that waiting is the point: the queue is declared when it doesn't exist, where it would be an error.
+	DurableQueue bool
 	// Streaming says of a peer without a card that it can stream.
 	Streaming   bool
 	Description string // what the operator says of it; the card's description is the peer's own
@@ -82,13 +90,16 @@ type Peer struct {
 	Registered bool
 }
 
-// Identity is what the peer is known by in a chain of agents: the URL of its card, or of its first endpoint.
+// Identity is what the peer is known by in a chain of agents: the URL of its card, or of its first endpoint, or its queue.
 func (p Peer) Identity() string {
 	if p.Card != "" {
 		return strings.TrimSuffix(strings.TrimSuffix(p.Card, WellKnownPath), "/")
 	}
 	if len(p.Endpoints) > 0 {
 		return p.Endpoints[0].URL
+	}
+	if p.Queue != "" {
+		return "queue:" + p.Queue
 	}
 	return ""
 }
@@ -104,24 +115,39 @@ func (p Peer) withDefaults() (_ Peer, field string, err error) {
 		return p, "name", fmt.Errorf("a peer's name has up to 64 letters, digits, '.', '_' and '-', not %q", p.Name)
 	}
 	switch {
-	case p.Card == "" && len(p.Endpoints) == 0:
-		return p, "", errors.New("a peer needs a card or endpoints")
+	case p.Card == "" && len(p.Endpoints) == 0 && p.Queue == "":
+		return p, "", errors.New("a peer needs a card, endpoints or a queue")
 	case p.Card != "" && len(p.Endpoints) > 0:
 		return p, "endpoints", errors.New("a peer has a card or endpoints, not both")
+	case p.Queue != "" && (p.Card != "" || len(p.Endpoints) > 0):
+		return p, "queue", errors.New("a peer behind a queue has neither a card nor endpoints here: its card is asked for in the queue")
+	case p.Queue != "" && !isQueue(p.Queue):
+		return p, "queue", fmt.Errorf("a queue's name has up to 255 bytes, no spaces, and doesn't begin with amq., unlike %q", p.Queue)
 	case p.Card != "":
 		if err := checkURL(p.Card); err != nil {
 			return p, "card", err
 		}
 	}
+	queued := p.Queue != ""
 	endpoints := make([]Endpoint, len(p.Endpoints))
 	for i, e := range p.Endpoints {
 		e.Binding, e.Version = cmp.Or(e.Binding, "JSONRPC"), cmp.Or(e.Version, "1.0")
-		if err := checkURL(e.URL); err != nil {
+		check := checkURL
+		if e.Binding == BindingAMQP {
+			check, queued = checkQueueURL, true
+		}
+		if err := check(e.URL); err != nil {
 			return p, fmt.Sprintf("endpoints[%d].url", i), err
 		}
 		endpoints[i] = e
 	}
 	p.Endpoints = endpoints
+	switch {
+	case p.DurableQueue && !queued:
+		return p, "durable_queue", errors.New("durable_queue goes with a queue, or with endpoints of the binding AMQP")
+	case p.Broker != "" && !queued && p.Card == "":
+		return p, "broker_env", errors.New("a broker goes with a queue, with a card, or with endpoints of the binding AMQP")
+	}
 	if p.Timeout < 0 {
 		return p, "timeout", fmt.Errorf("a timeout is positive, not %s", p.Timeout)
 	}
@@ -137,6 +163,29 @@ func (p Peer) withDefaults() (_ Peer, field string, err error) {
 		return p, "on_input_required", fmt.Errorf("on_input_required is return or refuse, not %q", p.OnInputRequired)
 	}
 	return p, "", nil
+}
+
+var queueName = regexp.MustCompile(`^[!-~]{1,255}$`)
+
+// isQueue reports whether a text can be the name of a request queue.
+func isQueue(name string) bool {
+	return queueName.MatchString(name) && !strings.HasPrefix(name, "amq.")
+}
+
+// checkQueueURL checks the URL of an interface of the binding AMQP.
+func checkQueueURL(s string) error {
+	u, err := url.Parse(s)
+	switch {
+	case err != nil:
+		return fmt.Errorf("a URL can't be read: %w", err)
+	case u.Scheme != "amqp" && u.Scheme != "amqps" || u.Host == "":
+		return fmt.Errorf("the URL of the binding AMQP begins with amqp:// or amqps:// and a host, unlike %q", u.Redacted())
+	case u.User != nil:
+		return fmt.Errorf("a URL holds no user or password (%s): use broker_env", u.Redacted())
+	case !isQueue(u.Query().Get("queue")):
+		return fmt.Errorf("the URL of the binding AMQP names the queue, as in amqp://host/?queue=NAME, unlike %q", s)
+	}
+	return nil
 }
 
 func checkURL(s string) error {

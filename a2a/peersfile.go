@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,6 +30,10 @@ type peerYAML struct {
 	Name            string            `yaml:"name"`
 	Card            string            `yaml:"card"`
 	Endpoints       []endpointYAML    `yaml:"endpoints"`
+	Queue           string            `yaml:"queue"`
+	BrokerEnv       string            `yaml:"broker_env"`
+	BrokerFile      string            `yaml:"broker_file"`
+	DurableQueue    bool              `yaml:"durable_queue"`
 	Streaming       bool              `yaml:"streaming"`
 	Description     string            `yaml:"description"`
 	Timeout         string            `yaml:"timeout"`
@@ -51,7 +56,7 @@ var peerKeys = []string{
 	"peers", "name", "card", "endpoints", "streaming", "description", "timeout", "on_timeout", "resend", "on_input_required",
 	"headers", "url", "binding", "version", "credentials", "tls", "type", "scheme", "value_env", "value_file", "in",
 	"client_id_env", "client_id_file", "client_secret_env", "client_secret_file", "token_url", "scopes", "client_auth",
-	"ca_file", "cert_file", "key_file", "server_name",
+	"ca_file", "cert_file", "key_file", "server_name", "queue", "broker_env", "broker_file", "durable_queue",
 }
 
 // LoadPeers reads a peers file. ${env:NAME} in a header's value is read from the environment.
@@ -94,6 +99,7 @@ func parsePeers(file string, data []byte, from secrets) ([]Peer, error) {
 	for i, y := range f.Peers {
 		p := Peer{
 			Name: y.Name, Card: y.Card, Streaming: y.Streaming, Description: strings.TrimSpace(y.Description),
+			Queue: y.Queue, DurableQueue: y.DurableQueue,
 			OnTimeout: OnTimeout(y.OnTimeout), Resend: Resend(y.Resend), OnInputRequired: OnInputRequired(y.OnInputRequired),
 		}
 		for _, e := range y.Endpoints {
@@ -108,6 +114,15 @@ func parsePeers(file string, data []byte, from secrets) ([]Peer, error) {
 		}
 		if p.Headers, err = headers(y.Headers, from.env); err != nil {
 			return nil, at(i, "headers", err)
+		}
+		if y.BrokerEnv != "" || y.BrokerFile != "" {
+			var field string
+			if p.Broker, field, err = from.read("broker", y.BrokerEnv, y.BrokerFile); err != nil {
+				return nil, at(i, field, err)
+			}
+			if u, err := url.Parse(string(p.Broker)); err != nil || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Host == "" {
+				return nil, at(i, "broker_env", errors.New("the URL of the broker is none such as amqp://user:password@host/vhost"))
+			}
 		}
 		for j, cy := range y.Credentials {
 			c, field, err := from.credential(cy)

@@ -20,7 +20,7 @@ import (
 )
 
 func env(name string) (string, bool) {
-	v, ok := map[string]string{"TOKEN": "s3cret", "BAD": "a\nb"}[name]
+	v, ok := map[string]string{"TOKEN": "s3cret", "BAD": "a\nb", "BROKER": "amqp://me:s3cret@mq.example.test/v"}[name]
 	return v, ok
 }
 
@@ -42,6 +42,8 @@ peers:
     headers:
       Authorization: Bearer ${env:TOKEN}
       x-team: blue
+  - {name: queued, queue: a2a.archive, durable_queue: true, broker_env: BROKER}
+  - {name: at-a-queue, endpoints: [{url: "amqps://mq.example.test/team?queue=a2a.old", binding: AMQP}]}
 `
 
 func TestPeersFileIsRead(t *testing.T) {
@@ -59,6 +61,14 @@ func TestPeersFileIsRead(t *testing.T) {
 			Endpoints: []a2a.Endpoint{{URL: "https://old.example.test/rpc", Binding: "JSONRPC", Version: "1.0"}, {URL: "https://old.example.test/v1", Binding: "HTTP+JSON", Version: "0.3"}},
 			Streaming: true, Timeout: 90 * time.Second, OnTimeout: "cancel", Resend: "never", OnInputRequired: "refuse",
 			Headers: map[string]a2a.Secret{"Authorization": "Bearer s3cret", "X-Team": "blue"},
+		},
+		{
+			Name: "queued", Queue: "a2a.archive", DurableQueue: true, Broker: "amqp://me:s3cret@mq.example.test/v", Endpoints: []a2a.Endpoint{},
+			OnTimeout: "detach", Resend: "auto", OnInputRequired: "return",
+		},
+		{
+			Name: "at-a-queue", Endpoints: []a2a.Endpoint{{URL: "amqps://mq.example.test/team?queue=a2a.old", Binding: "AMQP", Version: "1.0"}},
+			OnTimeout: "detach", Resend: "auto", OnInputRequired: "return",
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -89,7 +99,7 @@ func TestPeersFileMistakesNameTheirLine(t *testing.T) {
 		"no name":             {"peers:\n  - card: http://a.test\n", `peers.yaml:2: a peer's name has up to 64 letters, digits, '.', '_' and '-', not ""`},
 		"odd name":            {"peers:\n  - name: a b\n    card: http://a.test\n", `peers.yaml:2: a peer's name has up to 64 letters, digits, '.', '_' and '-', not "a b"`},
 		"same name":           {"peers:\n  - name: a\n    card: http://a.test\n  - name: a\n    card: http://b.test\n", `peers.yaml:4: there are two peers named "a"`},
-		"no address":          {"peers:\n  - name: a\n", `peers.yaml:2: a peer needs a card or endpoints`},
+		"no address":          {"peers:\n  - name: a\n", `peers.yaml:2: a peer needs a card, endpoints or a queue`},
 		"two addresses":       {"peers:\n  - name: a\n    card: http://a.test\n    endpoints: [{url: http://a.test}]\n", `peers.yaml:4: a peer has a card or endpoints, not both`},
 		"no URL":              {"peers:\n  - name: a\n    card: a.test\n", `peers.yaml:3: a URL begins with http:// or https:// and a host, unlike "a.test"`},
 		"bad endpoint":        {"peers:\n  - name: a\n    endpoints:\n      - url: ftp://x\n", `peers.yaml:4: a URL begins with http:// or https:// and a host, unlike "ftp://x"`},
@@ -102,6 +112,14 @@ func TestPeersFileMistakesNameTheirLine(t *testing.T) {
 		"variable not set":    {"peers:\n  - name: a\n    card: http://a.test\n    headers: {Authorization: \"${env:NOPE}\"}\n", `the header Authorization needs the environment variable NOPE, which isn't set`},
 		"odd reference":       {"peers:\n  - name: a\n    card: http://a.test\n    headers: {X-A: \"${TOKEN}\"}\n", `the header X-A has a reference that can't be read: write ${env:NAME}`},
 		"odd header":          {"peers:\n  - name: a\n    card: http://a.test\n    headers: {\"a b\": \"c\"}\n", `"a b" can't be a header's name`},
+		"queue and card":      {"peers:\n  - name: a\n    card: http://a.test\n    queue: a2a.a\n", `peers.yaml:4: a peer behind a queue has neither a card nor endpoints here: its card is asked for in the queue`},
+		"no queue's name":     {"peers:\n  - name: a\n    queue: amq.gen-1\n", `peers.yaml:3: a queue's name has up to 255 bytes, no spaces, and doesn't begin with amq., unlike "amq.gen-1"`},
+		"queue's URL":         {"peers:\n  - name: a\n    endpoints:\n      - url: http://a.test\n        binding: AMQP\n", `peers.yaml:4: the URL of the binding AMQP begins with amqp:// or amqps:// and a host, unlike "http://a.test"`},
+		"URL without a queue": {"peers:\n  - name: a\n    endpoints:\n      - url: amqp://a.test/v\n        binding: AMQP\n", `peers.yaml:4: the URL of the binding AMQP names the queue, as in amqp://host/?queue=NAME, unlike "amqp://a.test/v"`},
+		"password of a queue": {"peers:\n  - name: a\n    endpoints:\n      - url: amqp://me:s3cret@a.test/?queue=q\n        binding: AMQP\n", `peers.yaml:4: a URL holds no user or password (amqp://me:xxxxx@a.test/?queue=q): use broker_env`},
+		"durable what":        {"peers:\n  - name: a\n    card: http://a.test\n    durable_queue: true\n", `peers.yaml:4: durable_queue goes with a queue, or with endpoints of the binding AMQP`},
+		"no broker":           {"peers:\n  - name: a\n    queue: q\n    broker_env: NOPE\n", `peers.yaml:4: broker_env names the environment variable NOPE, which isn't set`},
+		"odd broker":          {"peers:\n  - name: a\n    queue: q\n    broker_env: TOKEN\n", `peers.yaml:4: the URL of the broker is none such as amqp://user:password@host/vhost`},
 		"line break":          {"peers:\n  - name: a\n    card: http://a.test\n    headers: {X-A: \"${env:BAD}\"}\n", `the value of the header X-A can't be sent`},
 	} {
 		t.Run(name, func(t *testing.T) {

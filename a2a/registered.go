@@ -61,7 +61,7 @@ func (r *Registry) Add(ctx context.Context, g Registration) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	if _, _, err := r.connectEntry(ctx, e); err != nil {
+	if _, err := r.connectEntry(ctx, e); err != nil {
 		return Info{}, err
 	}
 	g.At = time.Now().UTC().Truncate(time.Second)
@@ -84,7 +84,7 @@ func (r *Registry) Add(ctx context.Context, g Registration) (Info, error) {
 	}
 	if kept, ok := r.find(g.Name); ok {
 		kept.mu.Lock()
-		kept.card, kept.client, kept.fetched = card, nil, time.Now()
+		kept.card, kept.link, kept.fetched = card, nil, time.Now()
 		kept.mu.Unlock()
 		e = kept
 	}
@@ -132,11 +132,14 @@ func (r *Registry) Refresh(ctx context.Context, name string) (Info, error) {
 	}
 	fresh := &entry{peer: e.peer}
 	card, err := r.card(ctx, fresh, true)
+	if err == nil && fresh.assumed != "" {
+		err = errors.New(fresh.assumed)
+	}
 	if err != nil {
 		return Info{}, err
 	}
 	e.mu.Lock()
-	e.card, e.client, e.fetched = card, nil, time.Now()
+	e.card, e.assumed, e.link, e.fetched = card, "", nil, time.Now()
 	e.mu.Unlock()
 	return r.info(ctx, e), nil
 }

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,11 +27,18 @@ type RegistryConfig struct {
 	RegisteredFile string
 	// Transport fetches cards and connects. Required.
 	Transport Transport
+	// Queue does the same where the binding is [BindingAMQP]. Nil: what is behind a queue can't be asked.
+	Queue Transport
+	// Prefer is the order in which the bindings of a peer are tried, among those of its newest version of the protocol.
+	// Those it doesn't name come last. Defaults to JSONRPC, HTTP+JSON, GRPC, AMQP.
+	Prefer []string
 	// Refresh is how old a card may get before it is fetched again. Defaults to 4 hours.
 	Refresh time.Duration
 	// CardTimeout bounds the fetching of one card. Defaults to 10 seconds.
 	CardTimeout time.Duration
-	Logger      *slog.Logger // nil logs nothing
+	// QueueCardTimeout bounds it for a peer behind a queue, which may be away. Defaults to 2 seconds.
+	QueueCardTimeout time.Duration
+	Logger           *slog.Logger // nil logs nothing
 }
 
 // Registry is the peers the operator named and those registered since, with what their cards say. Cards are fetched when
@@ -48,7 +58,8 @@ type entry struct {
 
 	mu       sync.Mutex
 	card     *protocol.AgentCard
-	client   Client
+	assumed  string // why card is none of the peer's own words; empty: it is
+	link     *link
 	fetched  time.Time
 	fetching chan struct{} // closed when the fetch that runs is over
 }
@@ -75,11 +86,17 @@ func NewRegistry(cfg RegistryConfig) (*Registry, error) {
 	if cfg.Transport == nil {
 		return nil, errors.New("a2a: RegistryConfig.Transport is required")
 	}
-	if cfg.Refresh < 0 || cfg.CardTimeout < 0 {
-		return nil, errors.New("a2a: RegistryConfig.Refresh and CardTimeout must not be negative")
+	if cfg.Refresh < 0 || cfg.CardTimeout < 0 || cfg.QueueCardTimeout < 0 {
+		return nil, errors.New("a2a: RegistryConfig.Refresh, CardTimeout and QueueCardTimeout must not be negative")
+	}
+	if len(cfg.Prefer) == 0 {
+		cfg.Prefer = []string{
+			string(protocol.TransportProtocolJSONRPC), string(protocol.TransportProtocolHTTPJSON), string(protocol.TransportProtocolGRPC), BindingAMQP,
+		}
 	}
 	cfg.Refresh = cmp.Or(cfg.Refresh, 4*time.Hour)
 	cfg.CardTimeout = cmp.Or(cfg.CardTimeout, 10*time.Second)
+	cfg.QueueCardTimeout = cmp.Or(cfg.QueueCardTimeout, 2*time.Second)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -181,36 +198,144 @@ func (r *Registry) Lookup(name string) (Peer, error) {
 	return Peer{}, err
 }
 
-// connect returns a client of the peer and whether it can stream.
-func (r *Registry) connect(ctx context.Context, name string) (Client, bool, error) {
+// link is how a peer is asked.
+type link struct {
+	Client
+	streaming bool // the peer can stream
+	queued    bool // what is sent waits in a queue
+}
+
+// connect returns how a peer is asked.
+func (r *Registry) connect(ctx context.Context, name string) (*link, error) {
 	e, ok := r.find(name)
 	if !ok {
-		return nil, false, &CardError{Reason: fmt.Sprintf("the agent %q is no longer configured", name)}
+		return nil, &CardError{Reason: fmt.Sprintf("the agent %q is no longer configured", name)}
 	}
 	if _, err := r.card(ctx, e, false); err != nil {
 		if outcomeOf(err).kind == unknown {
 			err = &NotSentError{Err: err} // whatever became of the card's request, no message has left
 		}
-		return nil, false, err
+		return nil, err
 	}
 	return r.connectEntry(ctx, e)
 }
 
-// connectEntry returns a client by an entry's card, and whether the peer can stream.
-func (r *Registry) connectEntry(ctx context.Context, e *entry) (Client, bool, error) {
+// connectEntry returns how a peer is asked by its card.
+func (r *Registry) connectEntry(ctx context.Context, e *entry) (*link, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := speaks(e.peer.Name, e.card); err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	if e.client == nil {
-		c, err := r.cfg.Transport.Connect(ctx, e.peer, e.card)
+	if e.link == nil {
+		l, err := r.choose(ctx, e.peer, e.card)
 		if err != nil {
-			return nil, false, err
+			return nil, err
 		}
-		e.client = c
+		e.link = l
 	}
-	return e.client, e.card.Capabilities.Streaming, nil
+	return e.link, nil
+}
+
+// choose connects over the first transport that can, in the order of the card's best interfaces: the newest version, then
+// the binding that is preferred. Which of a transport's own interfaces it is, the transport decides by the same rule.
+func (r *Registry) choose(ctx context.Context, p Peer, card *protocol.AgentCard) (*link, error) {
+	type offer struct {
+		transport Transport
+		best      *protocol.AgentInterface
+	}
+	var offers []offer
+	better := func(a, b *protocol.AgentInterface) bool {
+		if c := compareVersions(a.ProtocolVersion, b.ProtocolVersion); c != 0 {
+			return c > 0
+		}
+		return r.rank(a) < r.rank(b)
+	}
+	queues := 0
+	for _, i := range card.SupportedInterfaces {
+		t := r.cfg.Transport
+		if i.ProtocolBinding == BindingAMQP {
+			queues++
+			// A registered agent's card must not lead us to queues, which are the operator's and ours.
+			if t = r.cfg.Queue; t == nil || p.Registered {
+				continue
+			}
+		}
+		at := slices.IndexFunc(offers, func(o offer) bool { return o.transport == t })
+		switch {
+		case at < 0:
+			offers = append(offers, offer{t, i})
+		case better(i, offers[at].best):
+			offers[at].best = i
+		}
+	}
+	slices.SortStableFunc(offers, func(a, b offer) int {
+		if better(a.best, b.best) {
+			return -1
+		}
+		return 1
+	})
+	var first error
+	for _, o := range offers {
+		c, err := o.transport.Connect(ctx, p, card)
+		if err == nil {
+			queued := o.transport == r.cfg.Queue
+			return &link{Client: c, streaming: card.Capabilities.Streaming, queued: queued}, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	switch {
+	case first != nil:
+		return nil, first
+	case queues > 0 && p.Registered:
+		return nil, &CardError{Reason: fmt.Sprintf("%s can only be asked through a queue, which only an operator can name, in peers.yaml", p.Name)}
+	case queues > 0:
+		return nil, noBroker(p.Name)
+	}
+	return nil, &CardError{Reason: p.Name + " has no interfaces, so it can't be called"}
+}
+
+func noBroker(name string) error {
+	return &CardError{Reason: fmt.Sprintf("%s is asked through a queue, and no broker is configured (queue.url_env)", name)}
+}
+
+// rank is how early an interface's binding is tried.
+func (r *Registry) rank(i *protocol.AgentInterface) int {
+	if at := slices.Index(r.cfg.Prefer, string(i.ProtocolBinding)); at >= 0 {
+		return at
+	}
+	return len(r.cfg.Prefer)
+}
+
+// compareVersions compares versions such as 1.0 by their numbers. None is older than any.
+func compareVersions(a, b protocol.ProtocolVersion) int {
+	return slices.Compare(versionNumbers(a), versionNumbers(b))
+}
+
+func versionNumbers(v protocol.ProtocolVersion) []int {
+	var out []int
+	for s := range strings.SplitSeq(string(v), ".") {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return nil
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// carrier names the transport that a peer's calls go over, as far as it is known before a peer is connected to.
+func (r *Registry) carrier(name string) string {
+	if e, ok := r.find(name); ok && r.cfg.Queue != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.peer.Queue != "" || e.link != nil && e.link.queued {
+			return r.cfg.Queue.Binding()
+		}
+	}
+	return r.cfg.Transport.Binding()
 }
 
 // speaks refuses a card that requires an extension of the protocol which we don't know.
@@ -254,11 +379,11 @@ func (r *Registry) card(ctx context.Context, e *entry, anew bool) (*protocol.Age
 	for {
 		e.mu.Lock()
 		switch {
-		case e.card != nil && !anew && (e.peer.Card == "" || time.Since(e.fetched) < r.cfg.Refresh):
+		case e.card != nil && !anew && (len(e.peer.Endpoints) > 0 || time.Since(e.fetched) < r.cfg.Refresh):
 			card := e.card
 			e.mu.Unlock()
 			return card, nil
-		case e.peer.Card == "":
+		case len(e.peer.Endpoints) > 0:
 			e.card = inlineCard(e.peer)
 			card := e.card
 			e.mu.Unlock()
@@ -283,27 +408,62 @@ func (r *Registry) card(ctx context.Context, e *entry, anew bool) (*protocol.Age
 		e.fetching = done
 		e.mu.Unlock()
 
-		fetchCtx, cancel := context.WithTimeoutCause(ctx, r.cfg.CardTimeout, fmt.Errorf("the card of %q did not come within %s", e.peer.Name, r.cfg.CardTimeout))
-		card, err := r.cfg.Transport.Card(fetchCtx, e.peer)
-		if err != nil && fetchCtx.Err() != nil && ctx.Err() == nil {
-			err = &NotSentError{Err: context.Cause(fetchCtx)}
-		}
-		cancel()
+		card, err := r.fetch(ctx, e.peer)
 
 		e.mu.Lock()
 		e.fetching = nil
 		close(done)
+		lookAgain := time.Now().Add(time.Minute - r.cfg.Refresh)
 		switch {
 		case err == nil:
-			e.card, e.client, e.fetched = card, nil, time.Now()
+			e.card, e.assumed, e.link, e.fetched = card, "", nil, time.Now()
+		case e.card != nil && e.assumed != "":
+			e.assumed, e.fetched = err.Error(), lookAgain
+			card, err = e.card, nil
 		case e.card != nil:
 			r.cfg.Logger.WarnContext(ctx, "can't fetch a card again; the old one is kept", "peer", e.peer.Name, "err", err)
-			e.fetched = time.Now().Add(time.Minute - r.cfg.Refresh) // look again in a minute
+			e.fetched = lookAgain
+			card, err = e.card, nil
+		case e.peer.Queue != "" && r.cfg.Queue != nil && ctx.Err() == nil:
+			e.card, e.assumed, e.link, e.fetched = queueCard(e.peer, nil), err.Error(), nil, lookAgain
 			card, err = e.card, nil
 		}
 		e.mu.Unlock()
 		return card, err
 	}
+}
+
+// fetch asks for a peer's card, where the peer is.
+func (r *Registry) fetch(ctx context.Context, p Peer) (*protocol.AgentCard, error) {
+	transport, bound := r.cfg.Transport, r.cfg.CardTimeout
+	if p.Queue != "" {
+		if transport, bound = r.cfg.Queue, r.cfg.QueueCardTimeout; transport == nil {
+			return nil, noBroker(p.Name)
+		}
+	}
+	fetchCtx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("the card of %q did not come within %s", p.Name, bound))
+	defer cancel()
+	card, err := transport.Card(fetchCtx, p)
+	if err != nil && fetchCtx.Err() != nil && ctx.Err() == nil {
+		err = &NotSentError{Err: context.Cause(fetchCtx)}
+	}
+	if err == nil && p.Queue != "" {
+		card = queueCard(p, card)
+	}
+	return card, err
+}
+
+// queueCard is the card of a peer behind a queue: its own, in which the operator's word on where it is stands, or without
+// one what has to be assumed.
+func queueCard(p Peer, own *protocol.AgentCard) *protocol.AgentCard {
+	card := protocol.AgentCard{Name: p.Name, Description: p.Description, Capabilities: protocol.AgentCapabilities{Streaming: true}}
+	if own != nil {
+		card = *own
+	}
+	card.SupportedInterfaces = []*protocol.AgentInterface{{
+		URL: "amqp:?queue=" + url.QueryEscape(p.Queue), ProtocolBinding: BindingAMQP, ProtocolVersion: protocol.Version,
+	}}
+	return &card
 }
 
 // inlineCard is the card of a peer that is described by its endpoints.
@@ -331,6 +491,8 @@ type Info struct {
 	Name        string     `json:"name"`
 	Description string     `json:"description,omitempty"` // the operator's, else the card's
 	Card        string     `json:"card,omitempty"`        // where the card is
+	Queue       string     `json:"queue,omitempty"`       // through which it is asked
+	Binding     string     `json:"binding,omitempty"`     // what it is asked over: "AMQP", or "http"
 	Registered  bool       `json:"registered,omitempty"`  // added at run time, not listed by the operator
 	Reachable   bool       `json:"reachable"`
 	Problem     string     `json:"problem,omitempty"` // why its card can't be had
@@ -366,14 +528,21 @@ func (r *Registry) Infos(ctx context.Context) []Info {
 }
 
 func (r *Registry) info(ctx context.Context, e *entry) Info {
-	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card, Registered: e.peer.Registered}
+	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card, Queue: e.peer.Queue, Registered: e.peer.Registered}
 	card, err := r.card(ctx, e, false)
 	if err == nil {
-		_, _, err = r.connectEntry(ctx, e)
+		_, err = r.connectEntry(ctx, e)
 	}
 	in.Reachable = err == nil
 	if err != nil {
 		in.Problem = err.Error()
+	} else {
+		in.Binding = r.carrier(e.peer.Name)
+		e.mu.Lock()
+		if e.assumed != "" {
+			in.Reachable, in.Problem = false, e.assumed+"; what is sent waits in its queue"
+		}
+		e.mu.Unlock()
 	}
 	if card == nil {
 		return in

@@ -34,6 +34,8 @@ type Limits struct {
 	MaxGeneration  int           // of fold-backs in whose turns new calls may be made. Defaults to 4.
 	CancelBudget   time.Duration // of one CancelTask. Defaults to 5 seconds.
 	MaxReply       int           // of what is kept of one reply, in bytes. Defaults to 10 MiB.
+	// QueueWait bounds one question about a task to a peer behind a queue, who may be away. Defaults to 30 seconds.
+	QueueWait time.Duration
 }
 
 // Config configures a [Relay].
@@ -69,7 +71,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, errors.New("a2a: Config.Tracker, Store and Registry are required")
 	}
 	l := &cfg.Limits
-	if min(l.MaxWait, l.CallTimeout, l.ReplyRetention, l.CancelBudget) < 0 || min(l.MaxAttempts, l.MaxInputRounds, l.MaxDepth, l.MaxGeneration, l.MaxReply) < 0 {
+	if min(l.MaxWait, l.CallTimeout, l.ReplyRetention, l.CancelBudget, l.QueueWait) < 0 || min(l.MaxAttempts, l.MaxInputRounds, l.MaxDepth, l.MaxGeneration, l.MaxReply) < 0 {
 		return nil, errors.New("a2a: Config.Limits has a negative bound; zero is the default, anything above is allowed")
 	}
 	l.MaxWait = cmp.Or(l.MaxWait, 3*time.Minute)
@@ -81,6 +83,7 @@ func New(cfg Config) (*Relay, error) {
 	l.MaxGeneration = cmp.Or(l.MaxGeneration, 4)
 	l.CancelBudget = cmp.Or(l.CancelBudget, 5*time.Second)
 	l.MaxReply = cmp.Or(l.MaxReply, 10<<20)
+	l.QueueWait = cmp.Or(l.QueueWait, 30*time.Second)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

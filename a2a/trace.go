@@ -40,4 +40,15 @@ func (f *follower) traced(ctx context.Context) context.Context {
 	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{genai.Traceparent: {genai.Carry(ctx)}})
 }
 
-func (f *follower) endSpan() { genai.EndPeer(f.span, f.fate, f.state, f.failure) }
+func (f *follower) endSpan() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	genai.EndPeer(f.span, f.fate, f.state, f.failure)
+}
+
+// ended keeps what became of a reply, for the span.
+func (f *follower) ended(fate tracker.Delivery, p tracker.PendingA2ATask, r tracker.Reply) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fate, f.state, f.failure = string(fate), string(p.State), r.Failed
+}
