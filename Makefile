@@ -1,5 +1,5 @@
 # Every target works on a fresh clone with Go and a C compiler (the race detector needs one), but for those that say what
-# else they need. `make` alone prints the list.
+# else they need, and `make test`, which needs RabbitMQ and finds, starts or installs it. `make` alone prints the list.
 
 GO         ?= go
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -7,7 +7,7 @@ FUZZTIME   ?= 60s
 BENCHFLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check docs bench bench-sidebyside fuzz interop-a2a interop-llm clean
+.PHONY: help build demo test services services-stop check docs bench bench-sidebyside fuzz interop-a2a interop-llm clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,14 @@ build: ## build bin/orchestrator
 demo: build ## play the whole story offline: subagents, a slow peer, a late reply
 	@bin/orchestrator demo
 
-test: ## run all tests with the race detector, shuffled
-	$(GO) test -race -shuffle=on -count=1 ./...
+test: ## run all tests with the race detector, shuffled, with the services they need
+	@scripts/services.sh run $(GO) test -race -shuffle=on -count=1 ./...
+
+services: ## find, start or install RabbitMQ for tests and leave it running; it prints what to export
+	@scripts/services.sh start
+
+services-stop: ## stop what make services started
+	@scripts/services.sh stop
 
 check: ## static checks: gofmt, vet, staticcheck, go fix, go mod tidy
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt -w these files:"; echo "$$unformatted"; exit 1; fi

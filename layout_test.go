@@ -46,6 +46,7 @@ var imports = map[string][]string{
 		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
+	"internal/brokertest":      {},
 	"internal/telemetry":       {},
 	"internal/telemetry/genai": {"session"},
 	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},

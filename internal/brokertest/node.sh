@@ -39,6 +39,7 @@ unset NOTIFY_SOCKET
 	exit 1
 ) </dev/null >>"$dir/log.txt" 2>&1 &
 node=$!
+disown "$node" # its end is no news
 echo "$node"
 exec >/dev/null
 read -r _
