@@ -77,15 +77,15 @@ func TestAskTellsPiecesThatArePutTogetherAsTheyAre(t *testing.T) {
 					x.Append("story", a2atest.TextPart(" time."))
 					x.State(a2atest.Completed, "")
 				}})
-				text := ""
+				var text strings.Builder
 				for h, err := range w.registry.Ask(w.t.Context(), a2a.Question{Peer: "p", Message: "tell"}) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					text += h.Text
+					text.WriteString(h.Text)
 				}
-				if want := "Once upon a time."; text != want {
-					t.Errorf("the pieces are %q together, want %q", text, want)
+				if want := "Once upon a time."; text.String() != want {
+					t.Errorf("the pieces are %q together, want %q", text.String(), want)
 				}
 			})
 		})
