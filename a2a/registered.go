@@ -35,12 +35,29 @@ type Registration struct {
 
 // peer returns the registration as a peer.
 func (g Registration) peer() (Peer, error) {
-	p, field, err := Peer{Name: g.Name, Card: g.URL, Description: g.Description, Registered: true}.withDefaults()
-	if err != nil && field == "card" {
-		return p, fmt.Errorf("the agent's url: %w", err)
-	}
+	p, _, err := g.checked()
 	return p, err
 }
+
+// checked is peer, with the field that is wrong.
+func (g Registration) checked() (p Peer, field string, err error) {
+	p, field, err = Peer{Name: g.Name, Card: g.URL, Description: g.Description, Registered: true}.withDefaults()
+	if err != nil && field == "card" {
+		return p, "url", fmt.Errorf("the agent's url: %w", err)
+	}
+	return p, field, err
+}
+
+// RegistrationError says that a [Registration] can't be one of an agent, before anything was fetched.
+type RegistrationError struct {
+	Field string // name or url
+	Err   error
+}
+
+func (e *RegistrationError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *RegistrationError) Unwrap() error { return e.Err }
 
 // ErrListed says that a peer is the operator's, who alone may change it.
 var ErrListed = errors.New("the agent is listed in peers.yaml, which only the operator changes")
@@ -49,9 +66,9 @@ var ErrListed = errors.New("the agent is listed in peers.yaml, which only the op
 // name that is registered for another URL is an error, too. The same again changes the description.
 func (r *Registry) Add(ctx context.Context, g Registration) (Info, error) {
 	g.Name, g.URL, g.Description = strings.TrimSpace(g.Name), strings.TrimSpace(g.URL), oneLine(g.Description, 1000)
-	p, err := g.peer()
+	p, field, err := g.checked()
 	if err != nil {
-		return Info{}, err
+		return Info{}, &RegistrationError{Field: field, Err: err}
 	}
 	if err := r.mayAdd(p); err != nil {
 		return Info{}, err

@@ -17,8 +17,8 @@ import (
 const cardBudget = 10 * time.Second
 
 func (c *cli) peersCommand() *cobra.Command {
-	return group("peers", "Look at the peer agents and ask them",
-		c.callPeerCommand(),
+	return group("peers", "Look at the peer agents, ask them, add and remove some",
+		c.addPeerCommand(), c.callPeerCommand(), c.removePeerCommand(),
 		&cobra.Command{
 			Use: "list", Short: "List the peers and whether they can be reached", Args: noArgs,
 			Example: `  orchestrator peers list
