@@ -47,6 +47,7 @@ var imports = map[string][]string{
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
 	"internal/brokertest":      {},
+	"session/sessionclient":    {"session"},
 	"internal/telemetry":       {},
 	"internal/telemetry/genai": {"session"},
 	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
@@ -56,7 +57,7 @@ var imports = map[string][]string{
 // and the flag and config libraries have one home, so that their types stay out of everybody else's signatures.
 var homes = map[string][]string{
 	"github.com/a2aproject/a2a-go":              {"a2a", "bench"}, // bench compares us with it
-	"github.com/cenkalti/backoff/v5":            {"a2a", "agentloop"},
+	"github.com/cenkalti/backoff/v5":            {"a2a", "agentloop", "session/sessionclient"},
 	"github.com/go-viper/mapstructure/v2":       {"cmd"},
 	"github.com/goccy/go-yaml":                  {"a2a", "llm/scripted", "toolprofile"},
 	"github.com/mattn/go-isatty":                {"cmd"},
