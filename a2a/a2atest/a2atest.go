@@ -98,9 +98,12 @@ type Peer struct {
 	cfg     Config
 	url     string
 	handler http.Handler
+	asked   a2asrv.RequestHandler
+	card    *protocol.AgentCard
 	stop    context.CancelFunc
 	alive   context.Context
 	running sync.WaitGroup
+	tasks   *taskFile // nil: in memory
 
 	mu       sync.Mutex
 	closed   bool
@@ -147,6 +150,9 @@ func newPeer(cfg Config) *Peer {
 // serve builds the handler; the peer's URL is known by now.
 func (p *Peer) serve() {
 	opts := []a2asrv.RequestHandlerOption{a2asrv.WithLogger(slog.New(slog.DiscardHandler))}
+	if p.tasks != nil {
+		opts = append(opts, a2asrv.WithTaskStore(p.tasks))
+	}
 	if !p.cfg.Anonymous {
 		opts = append(opts, a2asrv.WithCallInterceptors(named{}))
 	}
@@ -167,6 +173,7 @@ func (p *Peer) serve() {
 	if p.cfg.Card != nil {
 		p.cfg.Card(card)
 	}
+	p.asked, p.card = h, card
 	mux := http.NewServeMux()
 	mount(mux, h)
 	mux.Handle(a2asrv.WellKnownAgentCardPath, cardHandler(card))
@@ -175,6 +182,13 @@ func (p *Peer) serve() {
 
 // URL returns the peer's base URL.
 func (p *Peer) URL() string { return p.url }
+
+// Handler returns what answers requests, for a way to the peer that is no HTTP. What comes by it is no [Request] and knows
+// no faults.
+func (p *Peer) Handler() a2asrv.RequestHandler { return p.asked }
+
+// Card returns the peer's card.
+func (p *Peer) Card() *protocol.AgentCard { return p.card }
 
 // Config returns what the peer was made of, for another one that takes its place.
 func (p *Peer) Config() Config { return p.cfg }
@@ -366,7 +380,7 @@ type named struct {
 }
 
 func (named) Before(ctx context.Context, call *a2asrv.CallContext, _ *a2asrv.Request) (context.Context, any, error) {
-	call.User = a2asrv.NewAuthenticatedUser("caller", nil)
+	call.User = a2asrv.NewAuthenticatedUser(caller, nil)
 	return ctx, nil, nil
 }
 

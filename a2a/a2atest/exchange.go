@@ -224,8 +224,13 @@ func (p *Peer) answered(x *Exchange, s State, reply *protocol.Message) {
 }
 
 func (p *Peer) record(x *Exchange, e Entry) {
-	e.Time, e.Peer = time.Now().UTC(), p.cfg.Name
 	e.MessageID, e.TaskID, e.ContextID = x.MessageID(), x.TaskID(), x.ec.ContextID
+	p.write(e)
+}
+
+// write adds an entry to the record.
+func (p *Peer) write(e Entry) {
+	e.Time, e.Peer = time.Now().UTC(), p.cfg.Name
 	p.note(func() int {
 		p.entries = append(p.entries, e)
 		if p.cfg.Journal != nil {

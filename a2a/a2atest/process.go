@@ -4,16 +4,19 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"sync"
 	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 )
 
 // ProcessConfig configures a peer that is a process of its own.
@@ -33,6 +36,13 @@ type ProcessConfig struct {
 	Seed uint64
 	// Messages is the share, from 0 to 1, of answers that are a plain message rather than a task.
 	Messages float64
+	// Gate holds every answer back until it is opened. May be nil.
+	Gate *Gate
+	// Tasks is a file that the peer's tasks survive in; a process that takes the place of another ends the tasks that were
+	// begun. Without it they are in memory.
+	Tasks string
+	// Serve serves the peer's handler until ctx ends, in place of HTTP. May be nil.
+	Serve func(ctx context.Context, p *Peer) error
 	// Ready is told the peer's base URL when it listens. May be nil.
 	Ready func(url string)
 }
@@ -45,12 +55,8 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 		return fmt.Errorf("open the journal of peer %s: %w", cfg.Name, err)
 	}
 	defer journal.Close()
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", cmp.Or(cfg.Addr, "127.0.0.1:0"))
-	if err != nil {
-		return fmt.Errorf("listen for peer %s: %w", cfg.Name, err)
-	}
 	var mu sync.Mutex
-	random := rand.New(rand.NewPCG(cfg.Seed, 1))
+	random := mathrand.New(mathrand.NewPCG(cfg.Seed, 1))
 	p := newPeer(Config{
 		Name: cfg.Name, Dedup: cfg.Dedup, Anonymous: cfg.Dedup, Journal: journal,
 		Script: func(x *Exchange) {
@@ -63,7 +69,7 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 			if !message {
 				x.State(Working, "")
 			}
-			if !x.Sleep(delay) {
+			if !x.Sleep(delay) || cfg.Gate != nil && !x.Wait(cfg.Gate) {
 				return
 			}
 			answer := fmt.Sprintf("%s answers with token %s", cfg.Name, x.Token())
@@ -74,6 +80,30 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 			x.State(Completed, answer)
 		},
 	})
+	user := caller
+	if cfg.Dedup {
+		user = ""
+	}
+	if cfg.Tasks != "" {
+		var open []*protocol.Task
+		if p.tasks, open, err = openTaskFile(cfg.Tasks, user); err != nil {
+			return err
+		}
+		defer p.tasks.file.Close()
+		for _, task := range open {
+			p.running.Go(func() { p.goOn(task, cfg.Gate) })
+		}
+	}
+	if cfg.Serve != nil {
+		p.url = "queue:" + cfg.Name
+		p.serve()
+		defer p.Close()
+		return cfg.Serve(ctx, p)
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", cmp.Or(cfg.Addr, "127.0.0.1:0"))
+	if err != nil {
+		return fmt.Errorf("listen for peer %s: %w", cfg.Name, err)
+	}
 	p.url = "http://" + ln.Addr().String()
 	p.serve()
 	srv := &http.Server{Handler: p, Protocols: protocols(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
@@ -92,6 +122,24 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 	}
 	closing.Wait()
 	return nil
+}
+
+// goOn ends a task that an earlier process began.
+func (p *Peer) goOn(task *protocol.Task, g *Gate) {
+	if g != nil && !g.wait(p.alive) {
+		return
+	}
+	message := ""
+	for _, m := range task.History {
+		if m.Role == protocol.MessageRoleUser {
+			message = m.ID
+		}
+	}
+	token := p.cfg.Name + "-" + rand.Text()
+	p.write(Entry{Kind: KindAnswered, MessageID: message, TaskID: string(task.ID), ContextID: task.ContextID, State: Completed, Token: token})
+	if err := p.tasks.complete(task, fmt.Sprintf("%s answers with token %s", p.cfg.Name, token)); err != nil {
+		panic("a2atest: end a task of an earlier process: " + err.Error())
+	}
 }
 
 // ReadJournal returns the entries of a journal. A last line that was cut off is left out.
