@@ -38,7 +38,7 @@ var imports = map[string][]string{
 	"subagent":            {"internal/telemetry/genai", "session", "tool"},
 	"a2a":                 {"internal/telemetry/genai", "session", "tool", "tracker"},
 	"a2a/a2ahttp":         {"a2a"},
-	"a2a/a2aqueue":        {},
+	"a2a/a2aqueue":        {"a2a"},
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {},
 	"configs":             {},
