@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -52,7 +53,53 @@ func Vhost(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	services.Store(s.url.Host, s)
 	return s.vhost(t)
+}
+
+// QueueLength returns how many messages a queue holds, those handed out and not acknowledged included, or -1 when there
+// is no such queue. The URL is that of a virtual host, on the shared broker or one that was started.
+func QueueLength(t testing.TB, vhost, queue string) int {
+	t.Helper()
+	s, name := serviceOf(t, vhost)
+	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of {ok, Q} -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N; _ -> -1 end`,
+		binary(name), binary(queue)))
+	if err != nil {
+		t.Fatalf("length of queue %s: %v", queue, err)
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("length of queue %s: %v", queue, err)
+	}
+	return n
+}
+
+// DeleteQueue deletes a queue of a virtual host with all that is in it, whoever uses it.
+func DeleteQueue(t testing.TB, vhost, queue string) {
+	t.Helper()
+	s, name := serviceOf(t, vhost)
+	if _, err := s.eval(fmt.Sprintf(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)), {ok, _} = rabbit_amqqueue:delete(Q, false, false, <<"test">>)`,
+		binary(name), binary(queue))); err != nil {
+		t.Fatalf("delete queue %s: %v", queue, err)
+	}
+}
+
+// services are the brokers that are known, by host and port.
+var services sync.Map
+
+// serviceOf returns the broker of a virtual host, and the host's name.
+func serviceOf(t testing.TB, vhost string) (*service, string) {
+	t.Helper()
+	u, err := url.Parse(vhost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, ok := services.Load(u.Host)
+	if !ok {
+		t.Fatalf("%s is none of the brokers of this test", u.Host)
+	}
+	name := strings.TrimPrefix(u.Path, "/")
+	return s.(*service), cmp.Or(name, "/")
 }
 
 // service is a broker that can be administered.

@@ -90,7 +90,7 @@ func TestBrokerOfATestsOwn(t *testing.T) {
 	}
 
 	b.Eval(`rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"q">>), true, false, [], none, <<"test">>)`)
-	if got := b.QueueLength("", "q"); got != 0 {
+	if got := brokertest.QueueLength(t, b.URL(), "q"); got != 0 {
 		t.Errorf("the queue's length = %d, want 0", got)
 	}
 
@@ -104,16 +104,16 @@ func TestBrokerOfATestsOwn(t *testing.T) {
 	if err := greets(b.Addr()); err != nil {
 		t.Errorf("after a kill and a start: %v", err)
 	}
-	if !exists(t, b, kept) || b.QueueLength("", "q") != 0 {
+	if !exists(t, b, kept) || brokertest.QueueLength(t, b.URL(), "q") != 0 {
 		t.Errorf("%s or queue q is gone after a kill", kept)
 	}
-	b.DeleteQueue("", "q")
+	brokertest.DeleteQueue(t, b.URL(), "q")
 	b.Stop()
 	if err := greets(b.Addr()); err == nil {
 		t.Error("a stopped broker answers")
 	}
 	b.Restart()
-	if !exists(t, b, kept) || b.QueueLength("", "q") != -1 {
+	if !exists(t, b, kept) || brokertest.QueueLength(t, b.URL(), "q") != -1 {
 		t.Errorf("%s is gone after a stop, or queue q has come back", kept)
 	}
 }

@@ -2,7 +2,6 @@ package brokertest
 
 import (
 	"bufio"
-	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -174,6 +173,8 @@ func Start(t testing.TB) *Broker {
 	if err := b.n.start("keep"); err != nil {
 		t.Fatal(err)
 	}
+	s := b.n.service()
+	services.Store(s.url.Host, s)
 	return b
 }
 
@@ -257,26 +258,6 @@ func (b *Broker) awaitAlarm(of string, on bool) {
 	b.wait(fmt.Sprintf("that the %s alarm is %t", of, on), func() bool {
 		return b.Eval("lists:keymember({resource_limit, "+of+", node()}, 1, rabbit_alarm:get_alarms())") == strconv.FormatBool(on)
 	})
-}
-
-// DeleteQueue deletes a queue of a virtual host, with all that is in it. An empty vhost is "/".
-func (b *Broker) DeleteQueue(vhost, queue string) {
-	b.t.Helper()
-	b.Eval(fmt.Sprintf(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)), {ok, _} = rabbit_amqqueue:delete(Q, false, false, <<"test">>)`,
-		binary(cmp.Or(vhost, "/")), binary(queue)))
-}
-
-// QueueLength returns how many messages a queue holds, those handed out and not acknowledged included. Without such a
-// queue it is -1. An empty vhost is "/".
-func (b *Broker) QueueLength(vhost, queue string) int {
-	b.t.Helper()
-	text := b.Eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of {ok, Q} -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N; _ -> -1 end`,
-		binary(cmp.Or(vhost, "/")), binary(queue)))
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		b.t.Fatalf("length of queue %s: %v", queue, err)
-	}
-	return n
 }
 
 // CloseConnections has the broker close every connection, as an operator would.
