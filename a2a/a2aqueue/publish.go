@@ -4,9 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
+
+// headerPublish numbers what a channel publishes, so that a message the broker gives back is known again.
+const headerPublish = "x-publish"
 
 // Publication is one message to be published.
 type Publication struct {
@@ -14,7 +23,8 @@ type Publication struct {
 	Key      string
 	// Optional says that a message which no queue takes is dropped in silence. Otherwise it is a *ReturnedError.
 	Optional bool
-	// Publishing is the message. Its headers are not changed; the broker's reader sees one more, "x-publish".
+	// Publishing is the message. Its body and headers must not be changed until some time after Publish has returned, since
+	// one that was given up on may still be being written. The reader sees one more header, "x-publish".
 	amqp.Publishing
 }
 
@@ -43,7 +53,382 @@ func (e *UnconfirmedError) Error() string {
 func (e *UnconfirmedError) Unwrap() error { return e.Err }
 
 // Publish sends a message and returns when the broker has taken responsibility for it. Its errors are ErrClosed,
-// ErrNotConnected, ErrBlocked, ErrTooLarge and ErrInvalid (certainly not sent), *ReturnedError, ErrNacked and *RefusedError
-// (sent and not taken), and *UnconfirmedError (unknown). It is bounded by ctx and by BrokerConfig.PublishTimeout, waits for a
-// connection that was just lost and fails when an attempt to make it again has failed.
-func (b *Broker) Publish(ctx context.Context, p Publication) error { return errors.ErrUnsupported }
+// ErrNotConnected, ErrBlocked, ErrTooLarge, ErrInvalid and that of a ctx which had ended (not sent), *ReturnedError, ErrNacked
+// and *RefusedError (sent and not taken), and *UnconfirmedError, the only one after which a queue may have the message. It is
+// bounded by ctx and by BrokerConfig.PublishTimeout; it waits for a connection that was just lost, and fails at once when the
+// last attempt to make one has failed.
+func (b *Broker) Publish(ctx context.Context, p Publication) error {
+	began := time.Now()
+	err := b.publishOne(ctx, p)
+	b.metrics.published(began, err)
+	return err
+}
+
+func (b *Broker) publishOne(ctx context.Context, p Publication) error {
+	if err := b.check(p); err != nil {
+		return err
+	}
+	done, err := b.begin()
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeoutCause(ctx, b.cfg.PublishTimeout, fmt.Errorf("not within %v", b.cfg.PublishTimeout))
+	defer cancel()
+	for {
+		s := &sending{Publication: p, sent: make(chan struct{})}
+		if s.Headers = maps.Clone(p.Headers); s.Headers == nil {
+			s.Headers = amqp.Table{}
+		}
+		if err := b.offer(ctx, s); err != nil {
+			return err
+		}
+		if err := s.await(ctx); !errors.Is(err, errNotWritten) {
+			return err
+		}
+	}
+}
+
+// errNotWritten is the error of a message whose channel was closed before any of it was written.
+var errNotWritten = errors.New("the channel was closed before")
+
+// check refuses what the library would write half of, or the broker would close a channel or the connection for.
+func (b *Broker) check(p Publication) error {
+	if len(p.Body) > b.cfg.MaxMessage {
+		return fmt.Errorf("%w: %d bytes, of %d", ErrTooLarge, len(p.Body), b.cfg.MaxMessage)
+	}
+	size := 0
+	for _, f := range []struct{ name, value string }{
+		{"exchange", p.Exchange}, {"routing key", p.Key}, {"content type", p.ContentType}, {"content encoding", p.ContentEncoding},
+		{"correlation id", p.CorrelationId}, {"reply-to", p.ReplyTo}, {"expiration", p.Expiration}, {"message id", p.MessageId},
+		{"type", p.Type}, {"user id", p.UserId}, {"app id", p.AppId},
+	} {
+		if size += len(f.value); len(f.value) > shortString {
+			return fmt.Errorf("%w: its %s has %d bytes, of %d", ErrInvalid, f.name, len(f.value), shortString)
+		}
+	}
+	if p.Expiration != "" {
+		if ms, err := strconv.ParseUint(p.Expiration, 10, 32); err != nil || strconv.FormatUint(ms, 10) != p.Expiration {
+			return fmt.Errorf("%w: its expiration %q is no number of milliseconds", ErrInvalid, p.Expiration)
+		}
+	}
+	if err := p.Headers.Validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := measure(map[string]any(p.Headers), &size, 0); err != nil {
+		return err
+	}
+	if size > maxHeaders {
+		return fmt.Errorf("%w: %d bytes of headers, of %d", ErrTooLarge, size, maxHeaders)
+	}
+	return nil
+}
+
+// measure adds up about what a header takes, and finds names that are too long in it.
+func measure(value any, size *int, depth int) error {
+	if depth > 32 {
+		return fmt.Errorf("%w: its headers are nested too deep", ErrInvalid)
+	}
+	*size += 9 // the longest number with its type, or the length
+	switch v := value.(type) {
+	case string:
+		*size += len(v)
+	case []byte:
+		*size += len(v)
+	case []any:
+		for _, e := range v {
+			if err := measure(e, size, depth+1); err != nil {
+				return err
+			}
+		}
+	case amqp.Table:
+		return measure(map[string]any(v), size, depth)
+	case map[string]any:
+		for name, e := range v {
+			if *size += len(name) + 1; len(name) > shortString {
+				return fmt.Errorf("%w: the name of a header has %d bytes, of %d", ErrInvalid, len(name), shortString)
+			}
+			if err := measure(e, size, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// offer gives the message to a channel that is free. Until it has, nothing was sent.
+func (b *Broker) offer(ctx context.Context, s *sending) error {
+	if ctx.Err() != nil { // a select with a free channel might not look
+		return fmt.Errorf("publish: %w", context.Cause(ctx))
+	}
+	for {
+		now := b.publish.status()
+		var sends chan *sending // nil, which takes none, without a connection or while it is blocked
+		switch {
+		case now.ended:
+			return ErrClosed
+		case now.up == nil && now.failed:
+			return now.down()
+		case now.up != nil && now.blocked == "":
+			sends = b.sends
+		}
+		select {
+		case sends <- s:
+			return nil
+		case <-now.changed:
+		case <-ctx.Done():
+			switch {
+			case now.up == nil:
+				return fmt.Errorf("%w; %w", now.down(), context.Cause(ctx))
+			case now.blocked != "":
+				return fmt.Errorf("%w: %s; %w", ErrBlocked, now.blocked, context.Cause(ctx))
+			default:
+				return fmt.Errorf("%w: too many messages are not confirmed; %w", ErrBlocked, context.Cause(ctx))
+			}
+		}
+	}
+}
+
+// servePublishing keeps the channels of a connection, each with the goroutine it belongs to, until it is lost.
+func (b *Broker) servePublishing(c *conn) {
+	var wg sync.WaitGroup
+	for range b.cfg.PublishChannels {
+		wg.Go(func() {
+			for {
+				err := b.publishOn(c)
+				if !c.amqp.IsClosed() {
+					b.cfg.Logger.WarnContext(b.ctx, "a channel to publish was closed", "err", err)
+				}
+				select {
+				case <-c.done:
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// publishOn opens a channel and publishes on it until it is closed.
+func (b *Broker) publishOn(c *conn) error {
+	ch, err := c.amqp.Channel()
+	if err != nil {
+		return fmt.Errorf("open a channel: %w", err)
+	}
+	if err := ch.Confirm(false); err != nil {
+		return fmt.Errorf("ask for confirmations: %w", err)
+	}
+	p := &pubChannel{
+		conn: c, ch: ch, sends: b.sends, max: b.cfg.MaxUnconfirmed,
+		freed: make(chan struct{}, 1), lost: make(chan struct{}), pending: map[int64]*sending{},
+	}
+	// Each message comes back once at most, and no more than max are on the way between two looks: the library never waits.
+	p.returns = ch.NotifyReturn(make(chan amqp.Return, p.max))
+	p.closes = ch.NotifyClose(make(chan *amqp.Error, 1))
+	p.err = p.run()
+	close(p.lost)
+	return p.err
+}
+
+// pubChannel is a channel in confirm mode and what is on its way through it. One goroutine publishes on it; it doesn't wait for
+// confirmations, their callers do.
+type pubChannel struct {
+	conn   *conn
+	ch     *amqp.Channel
+	sends  <-chan *sending
+	max    int
+	closes <-chan *amqp.Error
+	freed  chan struct{} // holds one when a confirmation has come
+	lost   chan struct{} // closed when run has ended, after err was set
+	err    error
+
+	next    int64
+	waiting []*amqp.DeferredConfirmation // not known to be confirmed
+
+	mu      sync.Mutex
+	returns <-chan amqp.Return // read with mu held only, so that a message given back is in pending before its confirmation is looked at
+	pending map[int64]*sending
+}
+
+func (p *pubChannel) run() error {
+	tick := time.NewTicker(100 * time.Millisecond) // for confirmations nobody waits for any more
+	defer tick.Stop()
+	for {
+		sends := p.sends
+		if p.full() {
+			sends = nil
+		}
+		select {
+		case s := <-sends:
+			p.send(s)
+			if s.err != nil && !p.ch.IsClosed() { // what was written of it is unknown, and the next would follow it
+				p.conn.cut()
+				return fmt.Errorf("publish: %w", s.err)
+			}
+		case <-p.freed:
+		case <-tick.C:
+		case e, ok := <-p.closes:
+			if ok && e.Server {
+				return refused("publish", e)
+			}
+			return errors.New("the connection was lost")
+		case <-p.conn.done:
+			return p.conn.err
+		}
+	}
+}
+
+// full reports whether as many messages are on the way as may be.
+func (p *pubChannel) full() bool {
+	if len(p.waiting) < p.max {
+		return false
+	}
+	kept := p.waiting[:0]
+	for _, dc := range p.waiting {
+		select {
+		case <-dc.Done():
+		default:
+			kept = append(kept, dc)
+		}
+	}
+	clear(p.waiting[len(kept):])
+	p.waiting = kept
+	return len(p.waiting) >= p.max
+}
+
+func (p *pubChannel) send(s *sending) {
+	s.channel = p
+	if p.ch.IsClosed() {
+		s.err = errNotWritten
+		close(s.sent)
+		return
+	}
+	p.next++
+	s.seq = p.next
+	if !s.Optional {
+		s.Headers[headerPublish] = s.seq
+	}
+	p.mu.Lock()
+	p.lookLocked()
+	p.pending[s.seq] = s
+	p.mu.Unlock()
+	s.confirmation, s.err = p.ch.PublishWithDeferredConfirm(s.Exchange, s.Key, !s.Optional, false, s.Publishing)
+	if s.err == nil {
+		p.waiting = append(p.waiting, s.confirmation)
+	}
+	close(s.sent)
+	if s.abandoned.Load() {
+		p.forget(s)
+	}
+}
+
+// lookLocked takes in what the broker has given back.
+func (p *pubChannel) lookLocked() {
+	for {
+		select {
+		case r, ok := <-p.returns:
+			if !ok {
+				p.returns = nil
+				return
+			}
+			if seq, ok := r.Headers[headerPublish].(int64); ok && p.pending[seq] != nil {
+				p.pending[seq].returned = &r
+			}
+		default:
+			return
+		}
+	}
+}
+
+func (p *pubChannel) forget(s *sending) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.pending, s.seq)
+}
+
+// sending is one message on its way.
+type sending struct {
+	Publication
+
+	sent         chan struct{} // closed by the channel's goroutine when the message was written, after the following were set
+	channel      *pubChannel
+	seq          int64
+	confirmation *amqp.DeferredConfirmation
+	err          error
+
+	returned  *amqp.Return // guarded by channel.mu
+	abandoned atomic.Bool
+}
+
+// await returns when the broker has confirmed the message, or why it won't be known whether it has.
+func (s *sending) await(ctx context.Context) error {
+	select {
+	case <-s.sent:
+	case <-ctx.Done():
+		s.abandoned.Store(true)
+		select {
+		case <-s.sent:
+		default: // it is being written
+			return &UnconfirmedError{context.Cause(ctx)}
+		}
+	}
+	p := s.channel
+	defer p.forget(s)
+	switch {
+	case errors.Is(s.err, errNotWritten):
+		return s.err
+	case s.err != nil:
+		return &UnconfirmedError{s.err}
+	}
+	select {
+	case <-s.confirmation.Done():
+	case <-p.lost:
+	case <-ctx.Done():
+	}
+	select {
+	case p.freed <- struct{}{}:
+	default:
+	}
+	if s.confirmation.Acked() {
+		return s.fate()
+	}
+	select {
+	case <-s.confirmation.Done():
+		if !p.ch.IsClosed() {
+			return ErrNacked
+		}
+	default:
+	}
+	// The library counts what is on the way as refused when a channel ends: it isn't.
+	if p.ch.IsClosed() {
+		select {
+		case <-p.lost:
+			return s.lost()
+		case <-ctx.Done():
+		}
+	}
+	return &UnconfirmedError{context.Cause(ctx)}
+}
+
+// fate is what became of a message that was confirmed. The broker gives one back before it confirms it.
+func (s *sending) fate() error {
+	p := s.channel
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lookLocked()
+	if r := s.returned; r != nil {
+		return &ReturnedError{Exchange: r.Exchange, Key: r.RoutingKey, Code: int(r.ReplyCode), Text: r.ReplyText}
+	}
+	return nil
+}
+
+// lost is the error of a message whose channel ended before it was confirmed. When the broker closed the channel and names
+// the message's exchange, that message is the one it refused; others on the way may have been taken.
+func (s *sending) lost() error {
+	r, ok := errors.AsType[*RefusedError](s.channel.err)
+	if ok && s.Exchange != "" && strings.Contains(r.Text, "'"+s.Exchange+"'") {
+		return &RefusedError{Doing: "publish to exchange " + s.Exchange, Reason: r.Reason, Code: r.Code, Text: r.Text}
+	}
+	return &UnconfirmedError{s.channel.err}
+}

@@ -1,0 +1,351 @@
+package a2aqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"orchestrator/a2a/a2aqueue"
+	"orchestrator/internal/brokertest"
+)
+
+var quorum = amqp.Table{"x-queue-type": "quorum"}
+
+func TestPublishReturnsWhenTheBrokerHasTheMessage(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	b := open(t, a2aqueue.BrokerConfig{Registry: reg})
+	q := declare(t, b, "q", quorum)
+	for i := range 3 {
+		if err := b.Publish(bounded(t), text(q, fmt.Sprint(i))); err != nil {
+			t.Fatalf("Publish() = %v", err)
+		}
+	}
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: q})
+	for i := range 3 {
+		d := in.next(t)
+		if string(d.Body) != fmt.Sprint(i) {
+			t.Errorf("delivered %q, want %d", d.Body, i)
+		}
+		if err := d.Ack(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := counted(t, reg, "orchestrator_broker_publishes_total", "result", "confirmed"); n != 3 {
+		t.Errorf("%v messages were counted as confirmed, want 3", n)
+	}
+}
+
+func TestAMessageNoQueueTakesComesBackAtOnceUnlessItIsOptional(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	b := open(t, a2aqueue.BrokerConfig{PublishTimeout: time.Hour, Registry: reg})
+	p := text("nobody", "x")
+	p.Headers = amqp.Table{"mine": "1"}
+	err := b.Publish(bounded(t), p)
+	want := &a2aqueue.ReturnedError{Key: "nobody", Code: 312, Text: "NO_ROUTE"}
+	if got, ok := errors.AsType[*a2aqueue.ReturnedError](err); !ok || *got != *want {
+		t.Errorf("Publish() = %v, want %v", err, want)
+	}
+	if diff := cmp.Diff(amqp.Table{"mine": "1"}, p.Headers); diff != "" {
+		t.Errorf("the caller's headers were changed (-want +got):\n%s", diff)
+	}
+	p.Optional = true
+	if err := b.Publish(bounded(t), p); err != nil {
+		t.Errorf("Publish() of an optional message = %v", err)
+	}
+	if n := counted(t, reg, "orchestrator_broker_publishes_total", "result", "returned"); n != 1 {
+		t.Errorf("%v messages were counted as returned, want 1", n)
+	}
+}
+
+// Of many messages on one channel, which are the same but for their number, exactly those come back that had no queue.
+func TestEachOfManyMessagesGetsItsOwnFate(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{PublishChannels: 1, MaxUnconfirmed: 16})
+	q := declare(t, b, "q", nil)
+	errs := make([]error, 400)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			key := q
+			if i%3 == 0 {
+				key = "nobody"
+			}
+			errs[i] = b.Publish(bounded(t), a2aqueue.Publication{Key: key, Publishing: amqp.Publishing{MessageId: "same", CorrelationId: "same"}})
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		_, returned := errors.AsType[*a2aqueue.ReturnedError](err)
+		if want := i%3 == 0; returned != want || !want && err != nil {
+			t.Errorf("Publish() %d = %v, want it returned: %v", i, err, want)
+		}
+	}
+	if n := length(t, b, q); n != 266 {
+		t.Errorf("the queue has %d messages, want 266", n)
+	}
+}
+
+func TestAFullQueueThatRejectsIsAnError(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{})
+	q := declare(t, b, "q", amqp.Table{"x-max-length": 1, "x-overflow": "reject-publish"})
+	if err := b.Publish(bounded(t), text(q, "1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Publish(bounded(t), text(q, "2")); !errors.Is(err, a2aqueue.ErrNacked) {
+		t.Errorf("Publish() to a full queue = %v, want ErrNacked", err)
+	}
+}
+
+func TestWhatCantBeWrittenIsRefusedBeforeItHarmsTheConnection(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{MaxMessage: 1000})
+	q := declare(t, b, "q", nil)
+	long := strings.Repeat("x", 256)
+	deep := []any{}
+	for range 50 {
+		deep = []any{deep}
+	}
+	for _, tt := range []struct {
+		name string
+		p    a2aqueue.Publication
+		want error
+	}{
+		{"a large body", a2aqueue.Publication{Publishing: amqp.Publishing{Body: make([]byte, 1001)}}, a2aqueue.ErrTooLarge},
+		{"large headers", a2aqueue.Publication{Publishing: amqp.Publishing{Headers: amqp.Table{"x": strings.Repeat("x", 70_000)}}}, a2aqueue.ErrTooLarge},
+		{"a long exchange", a2aqueue.Publication{Exchange: long}, a2aqueue.ErrInvalid},
+		{"a long message id", a2aqueue.Publication{Publishing: amqp.Publishing{MessageId: long}}, a2aqueue.ErrInvalid},
+		{"an expiration that is no number", a2aqueue.Publication{Publishing: amqp.Publishing{Expiration: "soon"}}, a2aqueue.ErrInvalid},
+		{"an expiration below 0", a2aqueue.Publication{Publishing: amqp.Publishing{Expiration: "-1"}}, a2aqueue.ErrInvalid},
+		{"a header of a type AMQP hasn't", a2aqueue.Publication{Publishing: amqp.Publishing{Headers: amqp.Table{"x": struct{}{}}}}, a2aqueue.ErrInvalid},
+		{"a long name deep in the headers", a2aqueue.Publication{Publishing: amqp.Publishing{Headers: amqp.Table{"x": []any{amqp.Table{long: 1}}}}}, a2aqueue.ErrInvalid},
+		{"headers nested without end", a2aqueue.Publication{Publishing: amqp.Publishing{Headers: amqp.Table{"x": deep}}}, a2aqueue.ErrInvalid},
+	} {
+		tt.p.Key = q
+		if err := b.Publish(bounded(t), tt.p); !errors.Is(err, tt.want) {
+			t.Errorf("Publish() of %s = %v, want %v", tt.name, err, tt.want)
+		}
+	}
+	fits := a2aqueue.Publication{Key: q, Publishing: amqp.Publishing{
+		Body: make([]byte, 1000), Expiration: fmt.Sprint(math.MaxUint32), MessageId: long[1:],
+		Headers: amqp.Table{"x": strings.Repeat("x", 60_000), long[1:]: int64(1)},
+	}}
+	if err := b.Publish(bounded(t), fits); err != nil {
+		t.Errorf("Publish() of what just fits = %v", err)
+	}
+}
+
+func TestAMissingExchangeIsRefusedAndOthersGoOn(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{PublishChannels: 1})
+	q := declare(t, b, "q", nil)
+	err := b.Publish(bounded(t), a2aqueue.Publication{Exchange: "missing", Key: q})
+	if refused, ok := errors.AsType[*a2aqueue.RefusedError](err); !ok || !errors.Is(err, a2aqueue.ErrNotFound) || refused.Code != 404 {
+		t.Errorf("Publish() to a missing exchange = %v, want a RefusedError for ErrNotFound", err)
+	}
+	if err := b.Publish(bounded(t), text(q, "x")); err != nil {
+		t.Errorf("Publish() after it = %v", err)
+	}
+}
+
+func TestAContextThatHasEndedSendsNothing(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{})
+	q := declare(t, b, "q", nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		err := b.Publish(ctx, text(q, "x"))
+		if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); unknown || !errors.Is(err, context.Canceled) {
+			t.Errorf("Publish() = %v, want context.Canceled and nothing unknown", err)
+		}
+	}
+	if n := length(t, b, q); n != 0 {
+		t.Errorf("the queue has %d messages, want none", n)
+	}
+}
+
+// The confirmation is thrown away on its way, so that it is certain that the message left and none came.
+func TestAConnectionCutBeforeTheConfirmationLeavesItUnknown(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: time.Hour, PublishChannels: 1})
+	q := declare(t, direct, "q", nil)
+	warm(t, b)
+	proxy.Drop(brokertest.ToClient)
+	sent := make(chan error, 1)
+	go func() { sent <- b.Publish(bounded(t), text(q, "x")) }() // received below
+	await(t, "the message arrives", func() bool { return length(t, direct, q) == 1 })
+	proxy.Heal()
+	proxy.Sever()
+	err := <-sent
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+		t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+	}
+	if err := b.Publish(bounded(t), text(q, "y")); err != nil {
+		t.Errorf("Publish() after it = %v", err)
+	}
+	if n := length(t, direct, q); n != 2 {
+		t.Errorf("the queue has %d messages, want 2", n)
+	}
+}
+
+func TestAPublishWithoutConfirmationEndsWithItsContext(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: time.Hour, PublishChannels: 1})
+	q := declare(t, direct, "q", nil)
+	warm(t, b)
+	proxy.Drop(brokertest.ToClient)
+	defer proxy.Sever()
+	ctx, cancel := context.WithCancelCause(bounded(t))
+	sent := make(chan error, 1)
+	go func() { sent <- b.Publish(ctx, text(q, "x")) }() // received below
+	await(t, "the message arrives", func() bool { return length(t, direct, q) == 1 })
+	gaveUp := errors.New("the caller gave up")
+	cancel(gaveUp)
+	err := <-sent
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !errors.Is(err, gaveUp) {
+		t.Errorf("Publish() = %v, want an UnconfirmedError with the context's cause", err)
+	}
+}
+
+// Nothing is acknowledged on the way, so the messages fill the buffers of the sockets, and a write is stuck.
+func TestAPublishStuckInTheSocketIsCutOff(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		publish, write time.Duration
+	}{
+		{"by its own bound", 300 * time.Millisecond, time.Hour},
+		{"by that of a write", time.Hour, 300 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			vhost := brokertest.Vhost(t)
+			direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+			q := declare(t, direct, "q", nil)
+			stuck := &stuckDialer{}
+			b := open(t, a2aqueue.BrokerConfig{
+				URL: vhost, PublishTimeout: tt.publish, WriteTimeout: tt.write, Dial: stuck.dial, PublishChannels: 1,
+			})
+			warm(t, b)
+			stuck.close()
+			err := b.Publish(bounded(t), text(q, "y"))
+			if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+				t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+			}
+			if tt.write > tt.publish {
+				return // the next are bounded alike, and Close cuts the write off
+			}
+			stuck.open()
+			if err := b.Publish(bounded(t), text(q, "z")); err != nil {
+				t.Errorf("Publish() on the next connection = %v", err)
+			}
+		})
+	}
+}
+
+func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: time.Hour, Heartbeat: 2 * time.Second})
+	q := declare(t, direct, "q", nil)
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: q})
+	if err := b.Publish(bounded(t), text(q, "1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.next(t).Ack(); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Drop(brokertest.ToClient)
+	proxy.Drop(brokertest.ToServer)
+	proxy.Heal() // for new ones
+	err := b.Publish(bounded(t), text(q, "2"))
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+		t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+	}
+	if err := b.Publish(bounded(t), text(q, "3")); err != nil {
+		t.Errorf("Publish() on the next connection = %v", err)
+	}
+	for {
+		d := in.next(t)
+		if err := d.Ack(); err != nil {
+			t.Error(err)
+		}
+		if string(d.Body) == "3" {
+			break
+		}
+		if !d.Redelivered { // the first, if its acknowledgement got no further than the proxy
+			t.Errorf("delivered %q, want 3", d.Body)
+		}
+	}
+}
+
+func TestAnAlarmOfTheBrokerHoldsMessagesBackWithinTheBound(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	node := brokertest.Start(t)
+	b := open(t, a2aqueue.BrokerConfig{URL: node.Vhost(t), PublishTimeout: 300 * time.Millisecond, Registry: reg})
+	q := declare(t, b, "q", nil)
+	if err := b.Publish(bounded(t), text(q, "x")); err != nil {
+		t.Fatal(err)
+	}
+	node.SetMemoryAlarm(true)
+	// The broker says so to those who publish: this one may still be taken, or not.
+	err := b.Publish(bounded(t), text(q, "taken, perhaps"))
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); err != nil && !unknown {
+		t.Errorf("Publish() = %v", err)
+	}
+	await(t, "the alarm is known", func() bool { return errors.Is(b.Ready(), a2aqueue.ErrBlocked) })
+	if err := b.Publish(bounded(t), text(q, "held back")); !errors.Is(err, a2aqueue.ErrBlocked) {
+		t.Errorf("Publish() during an alarm = %v, want ErrBlocked", err)
+	}
+	if n := counted(t, reg, "orchestrator_broker_blocked_seconds_total", "", ""); n == 0 {
+		t.Error("no blocked time was counted")
+	}
+	// Consuming goes on, by its own connection.
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: q})
+	if err := in.next(t).Ack(); err != nil {
+		t.Error(err)
+	}
+	node.SetMemoryAlarm(false)
+	await(t, "the alarm is over", func() bool { return b.Ready() == nil })
+	if err := b.Publish(bounded(t), text(q, "after")); err != nil {
+		t.Errorf("Publish() after the alarm = %v", err)
+	}
+	for body := ""; body != "after"; {
+		d := in.next(t)
+		if body = string(d.Body); body == "held back" {
+			t.Error("what was given up on was sent")
+		}
+		if err := d.Ack(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The channel has one message on the way, and may have no more.
+func TestNoMoreIsOnTheWayThanAllowed(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	q := declare(t, direct, "q", nil)
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: 200 * time.Millisecond, PublishChannels: 1, MaxUnconfirmed: 1})
+	warm(t, b)
+	proxy.Drop(brokertest.ToClient)
+	err := b.Publish(bounded(t), text(q, "1"))
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+		t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+	}
+	if err := b.Publish(bounded(t), text(q, "2")); !errors.Is(err, a2aqueue.ErrBlocked) {
+		t.Errorf("Publish() of one more = %v, want ErrBlocked", err)
+	}
+	await(t, "the first message arrives", func() bool { return length(t, direct, q) == 1 })
+	proxy.Sever()
+	proxy.Heal()
+}
