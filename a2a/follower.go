@@ -78,25 +78,36 @@ type follower struct {
 // Most of a call's life is spent inside run, follow and send, waiting for a stream. They keep little on the stack, which
 // decides what a parked call costs.
 func (f *follower) run() {
-	base, stop := context.WithDeadlineCause(f.traced(f.tree.Context()), f.replyBy, errReplyBy)
+	base, ctx, stop := f.contexts()
 	defer stop()
 	defer f.endSpan()
-	ctx, interrupt := context.WithCancelCause(base)
-	defer interrupt(errSettled)
 	defer f.recovered(base)
 	err := errCancelled
-	if f.start(interrupt) {
+	if f.start() {
 		err = f.follow(ctx)
 	}
 	f.finish(base, context.Cause(ctx), err)
 }
 
-// start reports whether the call has to be followed: not if it was cancelled in an earlier life, or before anything was
-// sent.
-func (f *follower) start(interrupt context.CancelCauseFunc) bool {
+// contexts returns a context that lasts as long as a reply is wanted, and one under it for the I/O, which may be interrupted.
+func (f *follower) contexts() (base, ctx context.Context, stop func()) {
+	base, stopBase := context.WithDeadlineCause(f.traced(f.tree.Context()), f.replyBy, errReplyBy)
+	ctx, interrupt := context.WithCancelCause(base)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.interrupt, f.noted = interrupt, f.taskID != ""
+	f.interrupt = interrupt
+	return base, ctx, func() {
+		interrupt(errSettled)
+		stopBase()
+	}
+}
+
+// start reports whether the call has to be followed: not if it was cancelled in an earlier life, or before anything was
+// sent.
+func (f *follower) start() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.noted = f.taskID != ""
 	return !f.cancelled || f.taskID == "" && f.sent
 }
 
@@ -574,66 +585,88 @@ func asks(t *protocol.Task, id session.CallID) bool {
 
 // attach follows a task that is known: by subscribing to it while that works, else by asking for it again and again.
 func (f *follower) attach(ctx context.Context) error {
-	id := protocol.TaskID(f.task())
+	w := f.attached(ctx)
+	for {
+		if f.isCancelled() {
+			return errCancelled
+		}
+		client, err := f.connect(ctx)
+		if err == nil && client.streaming && w.subscribe {
+			began := time.Now()
+			settled, got, err := f.subscribe(ctx, client, w.id)
+			if settled || err != nil {
+				return err
+			}
+			w.subscribed(got, began)
+		}
+		if settled, err := w.poll(ctx, client, err); settled || err != nil {
+			return err
+		}
+	}
+}
+
+// watching is where a follower stands with a task that is known.
+type watching struct {
+	f         *follower
+	id        protocol.TaskID
+	subscribe bool // it is worth trying
+	failed    bool // the peer couldn't be asked the last time
+	missing   bool // the peer didn't know the task the last time
+	pause     *backoff.ExponentialBackOff
+}
+
+func (f *follower) attached(ctx context.Context) *watching {
 	if f.resumed {
 		if _, err := f.load(ctx); err != nil && !f.isCancelled() { // for the status that is no reply
 			f.r.cfg.Logger.DebugContext(ctx, "a call is followed without its message", f.attrs("err", err)...)
 		}
 	}
-	poll := f.newPause()
-	subscribe, failed, missing := true, false, 0
-	for {
-		if f.isCancelled() {
-			return errCancelled
-		}
-		var after time.Duration
-		client, err := f.connect(ctx)
-		if err == nil && client.streaming && subscribe {
-			began := time.Now()
-			settled, got, err := f.subscribe(ctx, client, id)
-			if settled || err != nil {
-				return err
+	return &watching{f: f, id: protocol.TaskID(f.task()), subscribe: true, pause: f.newPause()}
+}
+
+// subscribed says that a stream has ended, and whether it told anything.
+func (w *watching) subscribed(got bool, began time.Time) {
+	w.subscribe = got
+	if time.Since(began) > 2*pollFirst {
+		w.pause.Reset()
+	}
+}
+
+// poll asks for the task, unless the peer couldn't be connected to (err), and pauses when that settled nothing.
+func (w *watching) poll(ctx context.Context, client *link, err error) (settled bool, _ error) {
+	f := w.f
+	if err == nil {
+		var t *protocol.Task
+		if t, err = f.getTask(ctx, client, w.id); err == nil {
+			w.missing = false
+			if settled, err := f.event(ctx, client, f.assembly(false), t); settled || err != nil {
+				return settled, err
 			}
-			subscribe = got
-			if time.Since(began) > 2*pollFirst {
-				poll.Reset()
-			}
-		}
-		if err == nil {
-			var t *protocol.Task
-			if t, err = f.getTask(ctx, client, id); err == nil {
-				missing = 0
-				settled, eerr := f.event(ctx, client, f.assembly(false), t)
-				if settled || eerr != nil {
-					return eerr
-				}
-			}
-		}
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err == nil:
-			subscribe = subscribe || failed // the peer is back: its streams may be, too
-			failed = false
-		case errors.Is(err, protocol.ErrTaskNotFound) && f.queued && missing == 0:
-			missing, after = 1, f.grace() // its answer may have come while nobody listened
-			poll.Reset()
-		case errors.Is(err, protocol.ErrTaskNotFound):
-			return f.fail(fmt.Sprintf("peer '%s' no longer knows the task", f.peer), false)
-		case errors.Is(err, ErrTooLarge):
-			return f.fail(fmt.Sprintf("peer '%s' said more than can be taken: %v. Ask it for less at a time.", f.peer, ErrTooLarge), false)
-		default:
-			f.r.cfg.Logger.DebugContext(ctx, "can't ask for a task", f.attrs("err", err)...)
-			o := outcomeOf(err)
-			after, failed = o.after, true
-			if o.kind == gone {
-				f.r.cfg.Registry.refresh(ctx, f.peer) //nolint:errcheck // the old card stays when there is no new one
-			}
-		}
-		if err := sleep(ctx, max(poll.NextBackOff(), after)); err != nil {
-			return err
 		}
 	}
+	var after time.Duration
+	switch {
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case err == nil:
+		w.subscribe = w.subscribe || w.failed // the peer is back: its streams may be, too
+		w.failed = false
+	case errors.Is(err, protocol.ErrTaskNotFound) && f.queued && !w.missing:
+		w.missing, after = true, f.grace() // its answer may have come while nobody listened
+		w.pause.Reset()
+	case errors.Is(err, protocol.ErrTaskNotFound):
+		return true, f.fail(fmt.Sprintf("peer '%s' no longer knows the task", f.peer), false)
+	case errors.Is(err, ErrTooLarge):
+		return true, f.fail(fmt.Sprintf("peer '%s' said more than can be taken: %v. Ask it for less at a time.", f.peer, ErrTooLarge), false)
+	default:
+		f.r.cfg.Logger.DebugContext(ctx, "can't ask for a task", f.attrs("err", err)...)
+		o := outcomeOf(err)
+		after, w.failed = o.after, true
+		if o.kind == gone {
+			f.r.cfg.Registry.refresh(ctx, f.peer) //nolint:errcheck // the old card stays when there is no new one
+		}
+	}
+	return false, sleep(ctx, max(w.pause.NextBackOff(), after))
 }
 
 // subscribe follows a task's stream to its end. got says that it told anything.

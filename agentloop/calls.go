@@ -21,24 +21,35 @@ func resultKey(id session.ToolCallID) session.ArtifactKey {
 	return session.ArtifactKeyFor(id, "result")
 }
 
+// batch is the calls of one message.
+type batch struct {
+	r      *run
+	ctx    context.Context //nolint:containedctx // of the calls
+	cancel context.CancelCauseFunc
+	park   *parking
+}
+
 // runCalls runs the calls of one message and commits each result when it is there. It returns when all have returned.
 func (r *run) runCalls(ctx context.Context, calls []call) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	park := newParking(r.t.Parker, calls, cancel)
-	err := r.runAll(calls, func(c *call) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		err := r.runCall(ctx, park, c)
-		if err != nil {
-			cancel(err)
-		}
-		return err
-	})
-	r.parked = park.isParked()
-	if cause := context.Cause(ctx); cause != nil {
-		// The first thing that went wrong, which made the others fail.
+	if len(calls) == 0 {
+		return nil
+	}
+	b := r.newBatch(ctx, calls)
+	defer b.cancel(nil)
+	return b.over(b.runAll(calls))
+}
+
+func (r *run) newBatch(ctx context.Context, calls []call) *batch {
+	b := &batch{r: r}
+	b.ctx, b.cancel = context.WithCancelCause(ctx)
+	b.park = newParking(r.t.Parker, calls, b.cancel)
+	return b
+}
+
+// over returns the first thing that went wrong, which made the others fail.
+func (b *batch) over(err error) error {
+	b.r.parked = b.park.isParked()
+	if cause := context.Cause(b.ctx); cause != nil {
 		return cause
 	}
 	return err
@@ -46,16 +57,27 @@ func (r *run) runCalls(ctx context.Context, calls []call) error {
 
 // runAll runs calls side by side, and a single one in the turn's own goroutine: it may wait for long, and a goroutine more
 // would cost as much memory as all the rest of it.
-func (r *run) runAll(calls []call, run func(*call) error) error {
+func (b *batch) runAll(calls []call) error {
 	if len(calls) == 1 {
-		return run(&calls[0])
+		return b.run(&calls[0])
 	}
 	var g errgroup.Group
-	g.SetLimit(r.limits.ParallelTools)
+	g.SetLimit(b.r.limits.ParallelTools)
 	for i := range calls {
-		g.Go(func() error { return run(&calls[i]) })
+		g.Go(func() error { return b.run(&calls[i]) })
 	}
 	return g.Wait()
+}
+
+func (b *batch) run(c *call) error {
+	if b.ctx.Err() != nil {
+		return context.Cause(b.ctx)
+	}
+	err := b.r.runCall(b.ctx, b.park, c)
+	if err != nil {
+		b.cancel(err)
+	}
+	return err
 }
 
 // runCall runs one call and commits its result. What it and all it calls hold on the stack while the tool runs is held by

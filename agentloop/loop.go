@@ -149,13 +149,18 @@ func New(cfg Config) (*Loop, error) {
 
 // RunTurn implements [session.TurnRunner]. It also stops when the tree's context ends, with that context's cause.
 func (l *Loop) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
-	ctx, span := genai.StartTurn(ctx, l.cfg.Tracer, t)
 	out, err := l.runTurn(ctx, t)
-	genai.EndTurn(span, out, err)
-	return out, err
+	if err != nil {
+		return session.Outcome{}, err
+	}
+	return *out, nil
 }
 
-func (l *Loop) runTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
+// runTurn is RunTurn with its outcome by reference. From here down to the tool, what a function keeps on the stack is kept
+// for as long as the turn waits, next to thousands of others: what is done before and after has functions of its own, and
+// what is large is handed on by reference.
+func (l *Loop) runTurn(ctx context.Context, t *session.Turn) (*session.Outcome, error) {
+	ctx, span := genai.StartTurn(ctx, l.cfg.Tracer, t)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	owned := t.Tree().Context()
@@ -164,11 +169,17 @@ func (l *Loop) runTurn(ctx context.Context, t *session.Turn) (session.Outcome, e
 
 	r := l.newRun(t)
 	stopReason, err := r.steps(ctx)
+	return r.end(ctx, span, stopReason, err)
+}
+
+// end says how the turn ended, and ends its span.
+func (r *run) end(ctx context.Context, span trace.Span, stopReason string, err error) (*session.Outcome, error) {
 	out, err := r.outcome(ctx, stopReason, err)
 	if err != nil {
-		return session.Outcome{}, fmt.Errorf("run turn %s: %w", t.Turn, err)
+		err = fmt.Errorf("run turn %s: %w", r.t.Turn, err)
 	}
-	return out, nil
+	genai.EndTurn(span, out, err)
+	return &out, err
 }
 
 func (l *Loop) newRun(t *session.Turn) *run {

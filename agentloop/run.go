@@ -54,8 +54,15 @@ type call struct {
 
 // steps runs the turn and returns why it stopped.
 func (r *run) steps(ctx context.Context) (stopReason string, err error) {
-	if stopReason, err := r.begin(ctx); err != nil || stopReason != "" {
+	open, stopReason, err := r.begin(ctx)
+	if err != nil || stopReason != "" {
 		return stopReason, err
+	}
+	if err := r.runCalls(ctx, open); err != nil {
+		return "", err
+	}
+	if worst := r.repeats.worst(); worst >= r.limits.RepeatFail {
+		return "", failf(stopRepeated, "a tool call failed %d times with the same arguments and the same result", worst)
 	}
 	for {
 		calls, stopReason, err := r.step(ctx)
@@ -68,31 +75,29 @@ func (r *run) steps(ctx context.Context) (stopReason string, err error) {
 	}
 }
 
-// begin prepares the turn and finishes what an earlier life of the process left of it. It returns why the turn stopped, if
-// it had.
-func (r *run) begin(ctx context.Context) (stopReason string, err error) {
+// begin prepares the turn. It returns why the turn stopped, if it had, or the calls of its last message that have no result:
+// an earlier life of the process may have begun them.
+func (r *run) begin(ctx context.Context) (open []call, stopReason string, err error) {
 	if err := context.Cause(ctx); err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if err := r.prepare(ctx); err != nil {
-		return "", err
+		return nil, "", err
 	}
 	last, err := r.load(ctx)
-	if err != nil {
-		return "", err
+	if err != nil || last == nil || last.message.Role != session.RoleAssistant {
+		return nil, "", err
 	}
-	if last != nil && last.message.Role == session.RoleAssistant {
-		if len(last.message.ToolCalls) == 0 {
-			return cmp.Or(last.message.StopReason, string(llm.StopEnd)), nil
-		}
-		if err := r.resume(ctx, last); err != nil {
-			return "", err
-		}
+	if len(last.message.ToolCalls) == 0 {
+		return nil, cmp.Or(last.message.StopReason, string(llm.StopEnd)), nil
 	}
-	if r.repeats.worst() >= r.limits.RepeatFail {
-		return "", failf(stopRepeated, "a tool call failed %d times with the same arguments and the same result", r.repeats.worst())
+	for _, unanswered := range last.open {
+		open = append(open, call{
+			ToolCall: unanswered, message: last.seq, accepted: last.time, resumed: true,
+			cutOff: last.message.StopReason == string(llm.StopMaxTokens),
+		})
 	}
-	return "", nil
+	return open, "", nil
 }
 
 // step asks the model once and returns the calls it asks for, or why it stopped.
@@ -171,22 +176,6 @@ func intersect(set *tool.Set, names []string) *tool.Set {
 		}
 		return set.Refusal(name)
 	})
-}
-
-// resume runs the calls of the turn's last message that have no result: an earlier life of the process may have begun
-// them.
-func (r *run) resume(ctx context.Context, last *logged) error {
-	var calls []call
-	for _, open := range last.open {
-		calls = append(calls, call{
-			ToolCall: open, message: last.seq, accepted: last.time, resumed: true,
-			cutOff: last.message.StopReason == string(llm.StopMaxTokens),
-		})
-	}
-	if len(calls) == 0 {
-		return nil
-	}
-	return r.runCalls(ctx, calls)
 }
 
 // count adds a message of the turn to what the turn has done.

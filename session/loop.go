@@ -278,11 +278,8 @@ func (l *rootLoop) run(turn *Turn, failed *Outcome, items []Record) {
 		limit := l.m.cfg.TurnTimeout
 		tctx, stop := context.WithDeadlineCause(ctx, turn.Body.StartedAt.Add(limit), &TurnTimeoutError{After: limit})
 		defer stop()
-		var out Outcome
-		var err error
-		if failed != nil {
-			out = *failed
-		} else {
+		out, err := failed, error(nil)
+		if failed == nil {
 			out, err = RunGuarded(tctx, l.m.hooks.Runner, turn, func(stack []byte, cause any) {
 				l.m.log.ErrorContext(ctx, "turn panicked", "session", turn.Agent, "turn", turn.Turn, "err", cause, "stack", string(stack))
 			})
@@ -295,21 +292,25 @@ func (l *rootLoop) run(turn *Turn, failed *Outcome, items []Record) {
 			return
 		case err != nil:
 			l.m.log.ErrorContext(ctx, "turn broke off", "session", turn.Agent, "turn", turn.Turn, "err", err)
-			out = Outcome{State: StateFailed, TurnEnded: TurnEnded{StopReason: "error", Error: "internal error"}}
+			out = &Outcome{State: StateFailed, TurnEnded: TurnEnded{StopReason: "error", Error: "internal error"}}
 		}
-		l.end(turn, out, items)
+		l.end(turn, *out, items)
 	})
 }
 
-// RunGuarded runs a turn and turns a panic into a failed outcome, with its stack given to report.
-func RunGuarded(ctx context.Context, r TurnRunner, turn *Turn, report func(stack []byte, cause any)) (out Outcome, err error) {
+// RunGuarded runs a turn and turns a panic into a failed outcome, with its stack given to report. The outcome is by
+// reference, since whoever runs a turn may wait for it next to thousands of others, and what is on the stack meanwhile
+// counts that often.
+func RunGuarded(ctx context.Context, r TurnRunner, turn *Turn, report func(stack []byte, cause any)) (out *Outcome, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			report(debug.Stack(), p)
-			out, err = Outcome{State: StateFailed, TurnEnded: TurnEnded{StopReason: "error", Error: fmt.Sprintf("internal error: %v", p)}}, nil
+			out, err = &Outcome{State: StateFailed, TurnEnded: TurnEnded{StopReason: "error", Error: fmt.Sprintf("internal error: %v", p)}}, nil
 		}
 	}()
-	return r.RunTurn(ctx, turn)
+	out = new(Outcome)
+	*out, err = r.RunTurn(ctx, turn)
+	return out, err
 }
 
 // end makes the terminal commit, again and again while the store fails and the tree is ours: an end is never dropped.

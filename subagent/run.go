@@ -44,15 +44,26 @@ func (p *Pool) start(t *session.Tree, rec session.Record) {
 		p.unwatch = stop
 		p.wg.Go(func() { p.watch(stop) })
 	}
-	p.wg.Go(func() {
-		defer p.forget(r)
-		if r.previous != nil {
-			<-r.previous.done
-		}
-		if err := p.supervise(r); err != nil && !left(t, err) {
-			p.log.ErrorContext(t.Context(), "subagent left as it is", "session", t.ID, "agent", id, "err", err)
-		}
-	})
+	p.wg.Go(func() { p.run(r) })
+}
+
+// run supervises a child, which waits for most of its life, next to thousands of others: run, supervise and work keep little
+// on the stack, and what is done before and after the turn has functions of its own.
+func (p *Pool) run(r *run) {
+	defer p.forget(r)
+	if r.previous != nil {
+		<-r.previous.done
+	}
+	if err := p.supervise(r); err != nil {
+		p.leftAlone(r, err)
+	}
+}
+
+// leftAlone tells of a child that was left as it is, unless it is no longer ours.
+func (p *Pool) leftAlone(r *run, err error) {
+	if !left(r.tree, err) {
+		p.log.ErrorContext(r.tree.Context(), "subagent left as it is", "session", r.tree.ID, "agent", r.id, "err", err)
+	}
 }
 
 func (p *Pool) forget(r *run) {
@@ -86,25 +97,36 @@ func left(t *session.Tree, err error) bool {
 
 // supervise takes a child from where its record says it is to its end. The error says why it was left as it is.
 func (p *Pool) supervise(r *run) error {
-	child, body, err := p.read(r)
-	if err != nil {
+	ctx, stop, err := p.bounded(r)
+	if err != nil || ctx == nil {
 		return err
 	}
-	if !live(child.State) {
-		return nil
+	defer stop()
+	turn, out, err := p.work(ctx, r)
+	return p.over(ctx, r, turn, out, err)
+}
+
+// bounded returns a context that ends with the child's deadline, or nil when the child has ended.
+func (p *Pool) bounded(r *run) (context.Context, context.CancelFunc, error) {
+	child, body, err := p.read(r)
+	if err != nil || !live(child.State) {
+		return nil, nil, err
 	}
 	if body.Cancel != "" {
 		r.cancel(&session.TurnCancelledError{Reason: body.Cancel})
 	}
 	ctx, stop := context.WithDeadlineCause(r.ctx, body.Deadline, &session.TurnTimeoutError{After: body.Timeout})
-	defer stop()
-	turn, out, err := p.work(ctx, r)
+	return ctx, stop, nil
+}
+
+// over ends a child whose turn is over, or broke off with err. The turn is nil when it has not started here.
+func (p *Pool) over(ctx context.Context, r *run, turn *session.Turn, out *session.Outcome, err error) error {
 	if r.tree.Context().Err() != nil && (err != nil || out.State != session.StateCompleted) {
 		return context.Cause(r.tree.Context()) // a stop ends nothing
 	}
 	if err != nil {
-		ended := stopped(ctx)
-		if ended == nil {
+		out = stopped(ctx)
+		if out == nil {
 			for _, theirs := range []error{session.ErrStopping, session.ErrFenced, session.ErrClosed} {
 				if errors.Is(err, theirs) {
 					return err
@@ -113,38 +135,43 @@ func (p *Pool) supervise(r *run) error {
 			if !errors.Is(err, session.ErrTurnEnded) { // else the end below finds it ended
 				p.log.ErrorContext(ctx, "subagent broke off", "session", r.tree.ID, "agent", r.id, "err", err)
 			}
-			ended = failure(reasonError, "internal error")
+			out = failure(reasonError, "internal error")
 		}
-		out = *ended
 	}
-	return p.end(ctx, r, turn, out)
+	return p.end(ctx, r, turn, *out)
 }
 
 // work runs a child's turn, when a slot is free for it. An error means that the turn has not ended by itself. The turn is
 // nil when it has not started here.
-func (p *Pool) work(ctx context.Context, r *run) (*session.Turn, session.Outcome, error) {
-	began := time.Now()
-	if err := p.slots.wait(ctx, r.seat); err != nil {
-		return nil, session.Outcome{}, err
+func (p *Pool) work(ctx context.Context, r *run) (*session.Turn, *session.Outcome, error) {
+	turn, over, err := p.ready(ctx, r)
+	if err != nil || over != nil {
+		return turn, over, err
 	}
-	p.m.slotWait.WithLabelValues(waitStart).Observe(time.Since(began).Seconds())
-	var turn *session.Turn
-	var over *session.Outcome
-	err := p.persist(ctx, r, "start a subagent", func(ctx context.Context) (err error) {
-		turn, over, err = p.begin(ctx, r)
-		return err
-	})
-	switch {
-	case err != nil:
-		return nil, session.Outcome{}, err
-	case over != nil:
-		return turn, *over, nil
-	}
-	turn.Parker = newParker(p, r, turn)
 	out, err := session.RunGuarded(ctx, p.cfg.Runner, turn, func(stack []byte, cause any) {
 		p.log.ErrorContext(ctx, "subagent panicked", "session", r.tree.ID, "agent", r.id, "err", cause, "stack", string(stack))
 	})
 	return turn, out, err
+}
+
+// ready waits for a slot and begins a child's turn in it. It may return an outcome: then the turn is over before it ran.
+func (p *Pool) ready(ctx context.Context, r *run) (turn *session.Turn, over *session.Outcome, err error) {
+	began := time.Now()
+	if err := p.slots.wait(ctx, r.seat); err != nil {
+		return nil, nil, err
+	}
+	p.m.slotWait.WithLabelValues(waitStart).Observe(time.Since(began).Seconds())
+	err = p.persist(ctx, r, "start a subagent", func(ctx context.Context) (err error) {
+		turn, over, err = p.begin(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if over == nil {
+		turn.Parker = newParker(p, r, turn)
+	}
+	return turn, over, nil
 }
 
 // begin starts a child's turn, or continues the one that an earlier life of the process had started. It may return an

@@ -168,66 +168,84 @@ func (r *requestReader) Read(p []byte) (int, error) {
 
 func (r *requestReader) Close() error { return nil }
 
-// events yields the data of each event of a stream. The slice is good until the next one. An event that the end of the
-// stream stands for the blank line of is taken. Most of a stream's life is spent inside readLine, so this keeps little.
+// events yields the data of each event of a stream. The slice is good until the next one.
 func events(body io.Reader, maxEvent int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		r := bufio.NewReaderSize(body, lineBuffer)
-		ev := &dataLines{max: maxEvent}
+		r := newEventReader(body, maxEvent)
 		for {
-			line, err := readLine(r, maxEvent)
-			done := false
-			if err == nil {
-				done, err = ev.add(line)
-			} else if errors.Is(err, io.EOF) {
-				if ev.any {
-					yield(ev.data, nil)
-				}
+			data, err := r.next()
+			if errors.Is(err, io.EOF) {
 				return
 			}
-			if (done || err != nil) && !ev.yield(yield, err) {
+			if !yield(data, err) || err != nil {
 				return
 			}
 		}
 	}
 }
 
-// dataLines is an event in the making.
-type dataLines struct {
-	max  int64
-	data []byte
-	any  bool
+// eventReader reads the events of a stream. Most of a stream's life is spent inside next and readLine, so they keep little.
+type eventReader struct {
+	lines *bufio.Reader
+	max   int64
+	data  []byte // of the event in the making
+	any   bool   // it has data
 }
 
-// add takes a line, and reports whether it ends an event that has data.
-func (d *dataLines) add(line []byte) (done bool, err error) {
-	if len(line) == 0 {
-		return d.any, nil
+func newEventReader(body io.Reader, maxEvent int64) *eventReader {
+	return &eventReader{lines: bufio.NewReaderSize(body, lineBuffer), max: maxEvent}
+}
+
+// next returns the next event's data, or io.EOF after the last. An event that the end of the stream stands for the blank
+// line of is taken.
+func (e *eventReader) next() ([]byte, error) {
+	for {
+		line, err := readLine(e.lines, e.max)
+		if err == nil {
+			err = e.add(line)
+		}
+		if err != nil {
+			return e.ended(err)
+		}
+		if len(line) == 0 && e.any {
+			return e.take(), nil
+		}
 	}
+}
+
+// add takes a line that isn't blank.
+func (e *eventReader) add(line []byte) error {
 	field, value, _ := bytes.Cut(line, []byte(":"))
 	if string(field) != "data" {
-		return false, nil
+		return nil
 	}
-	if d.any {
-		d.data = append(d.data, '\n')
+	if e.any {
+		e.data = append(e.data, '\n')
 	}
-	d.any = true
-	d.data = append(d.data, bytes.TrimPrefix(value, []byte(" "))...)
-	if int64(len(d.data)) > d.max {
-		return false, a2a.ErrTooLarge
+	e.any = true
+	e.data = append(e.data, bytes.TrimPrefix(value, []byte(" "))...)
+	if int64(len(e.data)) > e.max {
+		return a2a.ErrTooLarge
 	}
-	return false, nil
+	return nil
 }
 
-// yield hands the event on and forgets it, or the error, which is the last.
-func (d *dataLines) yield(to func([]byte, error) bool, err error) bool {
-	if err != nil {
-		to(nil, fmt.Errorf("the stream broke: %w", err))
-		return false
+// take returns the event's data and forgets it.
+func (e *eventReader) take() []byte {
+	data := e.data
+	e.data, e.any = nil, false
+	return data
+}
+
+// ended is next at the end of the stream.
+func (e *eventReader) ended(err error) ([]byte, error) {
+	switch {
+	case !errors.Is(err, io.EOF):
+		return nil, fmt.Errorf("the stream broke: %w", err)
+	case e.any:
+		return e.take(), nil
 	}
-	data := d.data
-	d.data, d.any = nil, false
-	return to(data, nil)
+	return nil, io.EOF
 }
 
 // readLine returns the next line without its end, which is LF or CR LF. A last line may have none.
