@@ -31,3 +31,31 @@ var ErrFrameTooLarge = errFrameTooLarge
 func DecodeFrame(event, data string, id session.ID) (session.Event, error) {
 	return decodeFrame(frame{event: event, data: []byte(data)}, id)
 }
+
+// Judge is a gate and one wait, without a stream.
+type Judge struct {
+	Gate
+	w *wait
+}
+
+// NewJudge returns a gate with a wait whose input is on its way.
+func NewJudge(policy Policy) *Judge { return &Judge{Gate: Gate{Policy: policy}, w: newWait()} }
+
+// Sent says which turn the wait is for.
+func (j *Judge) Sent(turn session.TurnID) { j.w.isFor(turn) }
+
+// Take takes an event as the session's client does.
+func (j *Judge) Take(e session.Event) {
+	j.Observe(e)
+	j.w.event(e, j.IsRoot(e))
+}
+
+// Outcome returns how the turn ended, or nil, and whether the turn was asked to be read since the last call.
+func (j *Judge) Outcome() (turn *Turn, doubt bool) {
+	select {
+	case <-j.w.doubts:
+		doubt = true
+	default:
+	}
+	return j.w.ended, doubt
+}
