@@ -66,6 +66,13 @@ type Hooks struct {
 	Follow []RecordQuery
 	// Pending are the states of calls that session.state names.
 	Pending []State
+	// DescribeAgent and DescribeCall say what a child and a call record hold, for the doors. Nil: there are none.
+	DescribeAgent func(r Record) (AgentInfo, error)
+	DescribeCall  func(r Record) (CallInfo, error)
+	// CancelAgent asks for the end of a subagent, CancelCall ends the wish for a call's reply. They return when the wish is
+	// durable, and do nothing to what is over.
+	CancelAgent func(ctx context.Context, id ID, reason string) error
+	CancelCall  func(ctx context.Context, id CallID, reason string) error
 	// Drain waits for what Recover and the turns started, after every tree's context has ended.
 	Drain []func()
 }
@@ -480,8 +487,11 @@ func (m *Manager) Open(ctx context.Context, r OpenRequest) (ID, error) {
 	body := SessionBody{Agent: r.Agent, Title: r.Title, Principal: r.Principal, Created: time.Now().UTC()}
 	_, err := m.cfg.Store.Commit(ctx, Batch{
 		Tree: id, Create: true,
-		Changes: []Change{Insert(KindSession, string(id), id, "", StateOpen, body, time.Time{})},
-		Events:  []Event{Scope{Root: id, Agent: id}.Event(EventSessionCreated, SessionCreated{Agent: r.Agent, Title: r.Title})},
+		Changes: []Change{
+			Insert(KindSession, string(id), id, "", StateOpen, body, time.Time{}),
+			Insert(KindAccess, string(id), id, "", principalState(r.Principal), nil, time.Time{}),
+		},
+		Events: []Event{Scope{Root: id, Agent: id}.Event(EventSessionCreated, SessionCreated{Agent: r.Agent, Title: r.Title})},
 	})
 	if err != nil {
 		return "", fmt.Errorf("open a session: %w", err)

@@ -260,6 +260,11 @@ func (m *Memory) Records(ctx context.Context, q RecordQuery) ([]Record, error) {
 				return c
 			}
 		}
+		if q.NewestBefore != nil {
+			if c := cmp.Compare(b.Tree, a.Tree); c != 0 {
+				return c
+			}
+		}
 		return cmp.Compare(a.ordinal, b.ordinal)
 	})
 	if q.Limit > 0 {
@@ -562,6 +567,7 @@ func (t *memoryTree) infoAt(now time.Time) TreeInfo {
 // names reports whether the query names the record, its due time apart.
 func (q RecordQuery) names(r Record) bool {
 	return (q.Tree == "" || r.Tree == q.Tree) && (q.Owner == "" || r.Owner == q.Owner) &&
+		(q.NewestBefore == nil || *q.NewestBefore == "" || r.Tree < *q.NewestBefore) &&
 		(q.Origin == "" || r.Origin == q.Origin) && (len(q.States) == 0 || slices.Contains(q.States, r.State))
 }
 

@@ -11,7 +11,7 @@ import (
 // states their meaning.
 type Kind string
 
-// The kinds. Session and turn belong to this package, item to this package and foldback, call to tracker, child and batch
+// The kinds. Session, turn and access belong to this package, item to this package and foldback, call to tracker, child and batch
 // to subagent.
 const (
 	KindSession Kind = "session" // key: session id
@@ -20,6 +20,7 @@ const (
 	KindCall    Kind = "call"    // key: call id; owner: the session that called
 	KindChild   Kind = "child"   // key: child's session id; owner: its parent
 	KindBatch   Kind = "batch"   // key: turn id; owner: the turn's session
+	KindAccess  Kind = "access"  // key: root session id; its state says whose session it is
 )
 
 // State is the state of a record.

@@ -22,7 +22,8 @@ type Store interface {
 	// Record returns a record by kind and key, or [ErrNotFound].
 	Record(ctx context.Context, kind Kind, key string) (Record, error)
 
-	// Records returns the records a query names, in the order they were inserted; with DueBefore, in the order of Due.
+	// Records returns the records a query names, in the order they were inserted; with DueBefore, in the order of Due; with
+	// NewestBefore, in descending order of their tree.
 	Records(ctx context.Context, q RecordQuery) ([]Record, error)
 
 	// Artifact returns an artifact of a tree with its data, or [ErrNotFound].
@@ -75,6 +76,9 @@ type RecordQuery struct {
 	States    []State
 	DueBefore time.Time // only records with a due time before it
 	Limit     int
+	// NewestBefore, when not nil, names only records of trees with a smaller id (empty: of all trees), in descending order of
+	// the tree's id, which is the newest first.
+	NewestBefore *ID
 	// NoBody leaves the records' bodies out, for who only counts or wants keys and states.
 	NoBody bool
 }

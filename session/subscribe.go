@@ -12,6 +12,9 @@ type SubscribeRequest struct {
 	Session   ID
 	After     uint64 // durable events with a greater seq
 	Ephemeral bool   // deltas and progress too, as far as the reader keeps up
+	// Beat, when not zero, yields an event without a type whenever the reader has had all there is, before waiting for more,
+	// and then each time Beat has passed in waiting.
+	Beat time.Duration
 }
 
 // Subscribe returns a tree's events: every durable one exactly once, in order, from the log, and then as they are
@@ -33,12 +36,14 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 		}
 		const page = 256
 		after := r.After
+		var beaten time.Time
 		for {
 			events, err := m.cfg.Store.Events(ctx, EventQuery{Tree: r.Session, After: after, Limit: page})
 			if err != nil {
 				yield(Event{}, fmt.Errorf("session %s: read events: %w", r.Session, err))
 				return
 			}
+			p.yielded = p.yielded || len(events) > 0
 			for _, e := range events {
 				if !p.before(e.Seq) || !yield(e, nil) {
 					return
@@ -54,7 +59,18 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			if p.held != nil {
 				continue // it was told after a commit that can be read by now
 			}
-			reread := time.NewTimer(time.Second) // Watch is a hint
+			wait := time.Second // Watch is a hint
+			if r.Beat > 0 {
+				now := time.Now()
+				if p.yielded || now.Sub(beaten) >= r.Beat {
+					if !yield(Event{}, nil) {
+						return
+					}
+					beaten, p.yielded = now, false
+				}
+				wait = min(wait, r.Beat-now.Sub(beaten))
+			}
+			reread := time.NewTimer(wait)
 			select {
 			case <-wake:
 			case <-reread.C:
@@ -79,6 +95,8 @@ type passing struct {
 	told  <-chan told // nil: nothing of it is wanted
 	held  *told       // taken from the channel; its turn has not come
 	yield func(Event, error) bool
+	// yielded says that something was yielded since it was last set to false.
+	yielded bool
 }
 
 // before yields what was told before the durable event of a seq, and reports whether the reader wants more.
@@ -96,7 +114,7 @@ func (p *passing) before(seq uint64) bool {
 			return true
 		}
 		e := p.held.Event
-		p.held = nil
+		p.held, p.yielded = nil, true
 		if !p.yield(e, nil) {
 			return false
 		}

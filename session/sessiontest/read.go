@@ -1,6 +1,7 @@
 package sessiontest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -106,6 +107,8 @@ func testRecordsComeInTheOrderOfInsertion(t *testing.T, s *suite) {
 		{Origin: "t_1"}, {Tree: trees[0], Kind: testKind, Origin: "t_2", States: states[:2]}, {States: []session.State{"open", "open"}},
 		{Kind: "none"}, {Tree: "s_none"}, {Owner: "s_none"}, {States: []session.State{"none"}}, {Kind: testKind, States: []session.State{"none"}},
 		{NoBody: true}, {Tree: trees[0], Kind: testKind, States: states[:2], Limit: 3, NoBody: true},
+		{Kind: testKind, States: states[:1], NewestBefore: new(session.ID)}, {NewestBefore: &trees[1]}, {NewestBefore: &trees[0]},
+		{Kind: testKind, States: states[:2], NewestBefore: &trees[1], Limit: 4}, {Kind: testKind, NewestBefore: new(session.ID), Limit: 7},
 	} {
 		equal(t, fmt.Sprintf("records of %+v", q), selectRecords(all, q), s.records(q))
 	}
@@ -121,6 +124,7 @@ func selectRecords(all []session.Record, q session.RecordQuery) []session.Record
 	for _, r := range all {
 		if (q.Tree == "" || r.Tree == q.Tree) && (q.Kind == "" || r.Kind == q.Kind) && (q.Owner == "" || r.Owner == q.Owner) &&
 			(q.Origin == "" || r.Origin == q.Origin) && (len(q.States) == 0 || slices.Contains(q.States, r.State)) &&
+			(q.NewestBefore == nil || *q.NewestBefore == "" || r.Tree < *q.NewestBefore) &&
 			(q.DueBefore.IsZero() || !r.Due.IsZero() && r.Due.Before(q.DueBefore)) {
 			if q.NoBody {
 				r.Body = nil
@@ -130,6 +134,9 @@ func selectRecords(all []session.Record, q session.RecordQuery) []session.Record
 	}
 	if !q.DueBefore.IsZero() {
 		slices.SortStableFunc(found, func(a, b session.Record) int { return a.Due.Compare(b.Due) })
+	}
+	if q.NewestBefore != nil {
+		slices.SortStableFunc(found, func(a, b session.Record) int { return cmp.Compare(b.Tree, a.Tree) })
 	}
 	if q.Limit > 0 && len(found) > q.Limit {
 		return found[:q.Limit]

@@ -104,6 +104,12 @@ func (s *Store) Records(ctx context.Context, q session.RecordQuery) ([]session.R
 		where, args = append(where, `due < ?`), append(args, nanos(q.DueBefore))
 		order = "due, n"
 	}
+	if q.NewestBefore != nil {
+		if *q.NewestBefore != "" {
+			where, args = append(where, `tree < ?`), append(args, string(*q.NewestBefore))
+		}
+		order = strings.TrimSuffix(order, "n") + "tree DESC, n"
+	}
 	switch {
 	case q.Kind != "" && len(q.States) > 0 && (q.Tree != "" || q.DueBefore.IsZero()):
 		index = ` INDEXED BY records_by_state`
