@@ -42,15 +42,16 @@ var imports = map[string][]string{
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {},
 	"configs":             {},
+	"httpapi":             {"session"},
 	"internal/app": {
-		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
+		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "httpapi", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
 	"internal/brokertest":      {},
 	"session/sessionclient":    {"session"},
 	"internal/telemetry":       {},
 	"internal/telemetry/genai": {"session"},
-	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
+	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "httpapi", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
 }
 
 // homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers
@@ -58,6 +59,7 @@ var imports = map[string][]string{
 var homes = map[string][]string{
 	"github.com/a2aproject/a2a-go":              {"a2a", "bench"}, // bench compares us with it
 	"github.com/cenkalti/backoff/v5":            {"a2a", "agentloop", "session/sessionclient"},
+	"github.com/danielgtaylor/huma/v2":          {"httpapi"},
 	"github.com/go-viper/mapstructure/v2":       {"cmd"},
 	"github.com/goccy/go-yaml":                  {"a2a", "llm/scripted", "toolprofile"},
 	"github.com/mattn/go-isatty":                {"cmd"},
@@ -71,7 +73,7 @@ var homes = map[string][]string{
 	"github.com/spf13/viper":                    {"cmd"},
 	"go.yaml.in/yaml/v3":                        {"cmd"}, // as viper does
 	"go.opentelemetry.io/otel":                  {"a2a", "agentloop", "internal"},
-	"github.com/prometheus/client_golang":       {"a2a/a2aqueue", "agentloop", "internal/app", "session", "subagent", "tracker"},
+	"github.com/prometheus/client_golang":       {"a2a/a2aqueue", "agentloop", "httpapi", "internal/app", "session", "subagent", "tracker"},
 	"github.com/rabbitmq/amqp091-go":            {"a2a/a2aqueue"},
 	"golang.org/x/sync":                         {"agentloop"},
 	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests

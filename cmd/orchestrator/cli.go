@@ -85,7 +85,7 @@ Exit codes:  0 ok, 1 failed, 2 usage or configuration, 3 something needed can't 
 	for flag, values := range map[string][]string{"output": {outputText, outputJSON}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"}} {
 		c.complete(root, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	root.AddCommand(c.demoCommand(), c.demoPeerCommand(), c.demoRunCommand(), c.serveCommand(), c.askCommand(), c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.configCommand(),
+	root.AddCommand(c.demoCommand(), c.demoPeerCommand(), c.demoRunCommand(), c.serveCommand(), c.askCommand(), c.sessionsCommand(), c.callsCommand(), c.peersCommand(), c.profilesCommand(), c.keysCommand(), c.configCommand(),
 		c.healthCommand(), c.backupCommand(), c.migrateCommand(), c.versionCommand())
 	return root
 }

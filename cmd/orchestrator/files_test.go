@@ -68,7 +68,7 @@ func TestShippedDefaultsAreTheRealOnes(t *testing.T) {
 	dir := t.TempDir()
 	env := []string{"HOME=/home/op", "OPENAI_API_KEY=k"}
 	// What has no default that can be written down, or shows another value than the default on purpose.
-	text := regexp.MustCompile(`(?m)^(data_dir|peers_file|profiles_file|\s+(path|base_url|headers|price|grant|instructions|model):).*$`).ReplaceAllString(uncommented(data), "")
+	text := regexp.MustCompile(`(?m)^(data_dir|peers_file|profiles_file|\s+(path|keys_file|base_url|headers|price|grant|instructions|model):).*$`).ReplaceAllString(uncommented(data), "")
 	text = regexp.MustCompile(`(?m)^\s+You are.*$`).ReplaceAllString(text, "")
 	text = strings.ReplaceAll(text, "name: main", "name: openai")
 	all := printed(t, env, "--config", write(t, dir, "orchestrator.yaml", text))

@@ -19,10 +19,14 @@ import (
 func (c *cli) serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Go on with every session's work until stopped; answers /healthz, /readyz and /metrics",
+		Short: "Serve the session API and go on with every session's work until stopped",
 		Long: `serve takes up what earlier runs left unfinished: turns, subagents, and calls whose reply is still wanted. It answers
-/healthz, /readyz and /metrics on the address of listen, and reads the tool profiles anew on SIGHUP. SIGTERM and SIGINT stop
-it; a stop cancels nothing, the next run goes on, and takes at most stop_timeout. A second signal ends the process at once.`,
+the session API (/v1, described by /openapi.json), /healthz, /readyz and /metrics on the address of listen, and reads the tool
+profiles anew on SIGHUP. Without auth.required requests without an API key are yours, and only a loopback address is allowed;
+keys create makes API keys.
+
+SIGTERM and SIGINT stop it: streams end with a position to resume from, and nothing is cancelled. The next run goes on. A stop
+takes at most stop_timeout; a second signal ends the process at once.`,
 		Example: `  orchestrator serve
   orchestrator serve --config /etc/orchestrator/orchestrator.yaml --log-format json`,
 		Args: noArgs,
@@ -41,6 +45,7 @@ func (c *cli) serve(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return configError{err}
 	}
+	cfg.Version = readBuildInfo().Version
 	ctx := cmd.Context()
 	a, stop, err := startApp(ctx, cfg, log)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"orchestrator/agentloop"
 	"orchestrator/configs"
 	"orchestrator/foldback"
+	"orchestrator/httpapi"
 	"orchestrator/llm"
 	"orchestrator/session"
 	"orchestrator/store/sqlite"
@@ -45,6 +46,8 @@ type App struct {
 	Peers *a2a.Registry
 	// Profiles say who may call which tool.
 	Profiles *toolprofile.Live
+	// API is the HTTP session API, which [App.Serve] serves.
+	API *httpapi.API
 	// Subagents run the children of all sessions.
 	Subagents *subagent.Pool
 
@@ -185,7 +188,27 @@ func (a *App) build() (err error) {
 		return err
 	}
 	a.Manager.Use(a.hooks(loop))
-	return nil
+	return a.buildAPI()
+}
+
+func (a *App) buildAPI() error {
+	c := a.cfg.API
+	keys, err := httpapi.OpenKeys(a.cfg.Auth.KeysFile, a.log)
+	if err != nil {
+		return err
+	}
+	agents := []string{a.cfg.Primary}
+	for _, agent := range a.cfg.Agents {
+		if agent.Name != a.cfg.Primary {
+			agents = append(agents, agent.Name)
+		}
+	}
+	a.API, err = httpapi.New(httpapi.Config{
+		Manager: a.Manager, Agents: agents, Keys: keys, AuthRequired: a.cfg.Auth.Required, Logger: a.log, Registry: a.metrics,
+		MaxWait: c.MaxWait, WriteTimeout: c.WriteTimeout, Heartbeat: c.Heartbeat, Rate: c.Rate, Burst: c.Burst,
+		Streams: c.Streams, PrincipalStreams: c.PrincipalStreams, TrustedOrigins: c.TrustedOrigins, Version: a.cfg.Version,
+	})
+	return err
 }
 
 func (a *App) loadPeers() (_ *a2a.Registry, err error) {
@@ -248,9 +271,15 @@ func (a *App) hooks(loop session.TurnRunner) session.Hooks {
 		Live: map[session.Kind][]session.State{
 			session.KindCall: tracker.LiveStates, session.KindChild: subagent.UnsettledStates,
 		},
-		Follow:  tracker.Followed(),
-		Pending: []session.State{tracker.StateWaiting, tracker.StateOpen},
-		Drain:   []func(){a.Subagents.Drain, a.Relay.Drain},
+		Follow:        tracker.Followed(),
+		Pending:       []session.State{tracker.StateWaiting, tracker.StateOpen},
+		DescribeAgent: subagent.Describe, DescribeCall: tracker.Describe,
+		CancelAgent: a.Subagents.Cancel,
+		CancelCall: func(ctx context.Context, id session.CallID, reason string) error {
+			_, err := a.Calls.Cancel(ctx, id, reason)
+			return err
+		},
+		Drain: []func(){a.Subagents.Drain, a.Relay.Drain},
 	}
 }
 

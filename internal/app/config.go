@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -28,7 +29,8 @@ import (
 type Config struct {
 	// DataDir holds the database. Defaults to $XDG_DATA_HOME/orchestrator, else ~/.local/share/orchestrator.
 	DataDir string `mapstructure:"data_dir"`
-	// Listen is the address of the HTTP server. Defaults to 127.0.0.1:8420. Only a loopback address is allowed.
+	// Listen is the address of the HTTP server. Defaults to 127.0.0.1:8420. Another than a loopback address needs
+	// auth.required.
 	Listen string `mapstructure:"listen"`
 	// StopTimeout bounds a stop by signal. Defaults to 10 seconds.
 	StopTimeout time.Duration `mapstructure:"stop_timeout"`
@@ -47,6 +49,8 @@ type Config struct {
 	Loop      LoopConfig      `mapstructure:"loop"`
 	Subagents SubagentsConfig `mapstructure:"subagents"`
 	A2A       A2AConfig       `mapstructure:"a2a"`
+	API       APIConfig       `mapstructure:"api"`
+	Auth      AuthConfig      `mapstructure:"auth"`
 	Sessions  SessionsConfig  `mapstructure:"sessions"`
 	Telemetry TelemetryConfig `mapstructure:"telemetry"`
 
@@ -54,6 +58,8 @@ type Config struct {
 	Dir string `mapstructure:"-"`
 	// Getenv reads the environment. Defaults to os.Getenv.
 	Getenv func(string) string `mapstructure:"-"`
+	// Version is the build's, for the OpenAPI document. Defaults to "dev".
+	Version string `mapstructure:"-"`
 	// Tracing makes spans. Nil makes none.
 	Tracing trace.TracerProvider `mapstructure:"-"`
 }
@@ -64,6 +70,37 @@ type LogConfig struct {
 	Level string `mapstructure:"level"`
 	// Format is text or json. Defaults to text.
 	Format string `mapstructure:"format"`
+}
+
+// AuthConfig says who may use the session API.
+type AuthConfig struct {
+	// Required refuses requests without an API key. Without it they are the local operator's. Defaults to false, which is
+	// allowed on a loopback address only.
+	Required bool `mapstructure:"required"`
+	// KeysFile holds the API keys, hashed, as orchestrator keys create writes it; it is read again when it has changed.
+	// Defaults to api_keys.json in the data directory.
+	KeysFile string `mapstructure:"keys_file"`
+}
+
+// APIConfig bounds the session API.
+type APIConfig struct {
+	// MaxWait bounds how long a request may wait for a turn. Defaults to 1 minute.
+	MaxWait time.Duration `mapstructure:"max_wait"`
+	// WriteTimeout is how long a reader of a stream may take nothing before it is disconnected. Defaults to 10 seconds.
+	WriteTimeout time.Duration `mapstructure:"write_timeout"`
+	// Heartbeat is how long a stream may be silent. Defaults to 15 seconds.
+	Heartbeat time.Duration `mapstructure:"heartbeat"`
+	// Rate is how many requests a second one principal may make; -1 is no bound. Defaults to 100.
+	Rate float64 `mapstructure:"rate"`
+	// Burst is how many of them at once. Defaults to 200.
+	Burst int `mapstructure:"burst"`
+	// Streams is how many event streams may be open. Defaults to 10000.
+	Streams int `mapstructure:"streams"`
+	// PrincipalStreams is how many of one principal. Defaults to 1000.
+	PrincipalStreams int `mapstructure:"principal_streams"`
+	// TrustedOrigins are the origins, like https://app.example.com, whose pages may send requests that change something.
+	// Defaults to none but our own.
+	TrustedOrigins []string `mapstructure:"trusted_origins"`
 }
 
 // TelemetryConfig says where traces go. Metrics are served at /metrics.
@@ -332,6 +369,8 @@ func (c Config) Complete() (Config, error) {
 		MaxQueued: cmp.Or(c.Sessions.MaxQueued, 100),
 		LeaseTTL:  cmp.Or(c.Sessions.LeaseTTL, 15*time.Second),
 	}
+	c.API = c.API.filled()
+	c.Auth.KeysFile = c.abs(cmp.Or(c.Auth.KeysFile, filepath.Join(c.DataDir, "api_keys.json")))
 	c.fillAgents()
 	return c, c.validate()
 }
@@ -462,6 +501,17 @@ func (s SubagentsConfig) filled() SubagentsConfig {
 	return s
 }
 
+func (a APIConfig) filled() APIConfig {
+	a.MaxWait = cmp.Or(a.MaxWait, time.Minute)
+	a.WriteTimeout = cmp.Or(a.WriteTimeout, 10*time.Second)
+	a.Heartbeat = cmp.Or(a.Heartbeat, 15*time.Second)
+	a.Rate = cmp.Or(a.Rate, 100)
+	a.Burst = cmp.Or(a.Burst, 200)
+	a.Streams = cmp.Or(a.Streams, 10_000)
+	a.PrincipalStreams = cmp.Or(a.PrincipalStreams, 1000)
+	return a
+}
+
 func (a A2AConfig) filled() A2AConfig {
 	a.Name = cmp.Or(a.Name, "orchestrator")
 	if len(a.Prefer) == 0 {
@@ -568,7 +618,7 @@ func (c Config) Model(name string) (ModelConfig, bool) {
 // validate returns every fault of a completed config.
 func (c Config) validate() error {
 	v := &validator{}
-	v.listen(c.Listen)
+	v.listen(c.Listen, c.Auth.Required)
 	v.positive("stop_timeout", c.StopTimeout)
 	v.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	v.oneOf("log.format", c.Log.Format, "text", "json")
@@ -624,6 +674,21 @@ func (c Config) validate() error {
 	}
 	if _, err := a2a.ParseAllowed(c.A2A.AllowPrivate); err != nil {
 		v.fault("a2a.allow_private", fmt.Sprint(c.A2A.AllowPrivate), err.Error())
+	}
+
+	v.positive("api.max_wait", c.API.MaxWait)
+	v.positive("api.write_timeout", c.API.WriteTimeout)
+	v.positive("api.heartbeat", c.API.Heartbeat)
+	if c.API.Rate < 0 && c.API.Rate != -1 {
+		v.fault("api.rate", c.API.Rate, "it must be -1 (no bound) or more than 0")
+	}
+	v.count("api.burst", c.API.Burst)
+	v.count("api.streams", c.API.Streams)
+	v.count("api.principal_streams", c.API.PrincipalStreams)
+	for i, origin := range c.API.TrustedOrigins {
+		if err := http.NewCrossOriginProtection().AddTrustedOrigin(origin); err != nil {
+			v.fault(fmt.Sprintf("api.trusted_origins[%d]", i), fmt.Sprintf("%q", origin), "it must be one such as https://app.example.com")
+		}
 	}
 
 	v.positive("sessions.retention", c.Sessions.Retention)
@@ -783,13 +848,13 @@ func (v *validator) url(key, value string) {
 	}
 }
 
-func (v *validator) listen(addr string) {
+func (v *validator) listen(addr string, auth bool) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || port == "" {
 		v.fault("listen", fmt.Sprintf("%q", addr), `it must be host:port, such as "127.0.0.1:8420"`)
 		return
 	}
-	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		v.fault("listen", fmt.Sprintf("%q", addr), "only a loopback address such as 127.0.0.1 is allowed, since requests are not authenticated")
+	if ip, err := netip.ParseAddr(host); !auth && host != "localhost" && (err != nil || !ip.IsLoopback()) {
+		v.fault("listen", fmt.Sprintf("%q", addr), "only a loopback address such as 127.0.0.1 is allowed, unless auth.required is true")
 	}
 }

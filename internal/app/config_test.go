@@ -68,7 +68,11 @@ func TestZeroConfigIsTheDocumentedDefault(t *testing.T) {
 			GuardPrimary: 4, GuardSubagent: 1, MaxDepth: 8, CardRefresh: 4 * time.Hour,
 		},
 		Sessions: app.SessionsConfig{Retention: 720 * time.Hour, MaxQueued: 100, LeaseTTL: 15 * time.Second},
-		Dir:      dir,
+		API: app.APIConfig{
+			MaxWait: time.Minute, WriteTimeout: 10 * time.Second, Heartbeat: 15 * time.Second, Rate: 100, Burst: 200, Streams: 10_000, PrincipalStreams: 1000,
+		},
+		Auth: app.AuthConfig{KeysFile: "/home/op/.local/share/orchestrator/api_keys.json"},
+		Dir:  dir,
 	}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(app.Config{}, "Getenv")); diff != "" {
 		t.Errorf("Complete() (-want +got):\n%s", diff)
@@ -199,6 +203,8 @@ func TestBadConfigNamesTheFieldAndWhatIsAllowed(t *testing.T) {
 	for want, c := range map[string]app.Config{
 		`listen is "8420": it must be host:port`:                                           {Listen: "8420"},
 		`listen is "0.0.0.0:1": only a loopback address`:                                   {Listen: "0.0.0.0:1"},
+		`api.rate is -2: it must be -1`:                                                    {API: app.APIConfig{Rate: -2}},
+		`api.trusted_origins[0] is "x": it must be one such as https`:                      {API: app.APIConfig{TrustedOrigins: []string{"x"}}},
 		`listen is ":8420": only a loopback address`:                                       {Listen: ":8420"},
 		`log.level is "loud": allowed: debug, info, warn, error`:                           {Log: app.LogConfig{Level: "loud"}},
 		`store.driver is "mysql": allowed: sqlite, memory`:                                 {Store: app.StoreConfig{Driver: "mysql"}},

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
@@ -243,6 +244,31 @@ func TestTraceOfACallSurvivesARestart(t *testing.T) {
 	}
 }
 
+// watch reads the session's stream until its first event has come, and a session that isn't there.
+func (s *told) watch() {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(s.t.Context())
+	defer cancel()
+	for _, path := range []string{"/v1/sessions/" + string(s.id) + "/events", "/v1/sessions/s_none"} {
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
+		r.Header.Set("Accept", "text/event-stream")
+		s.app.API.ServeHTTP(&leaver{ResponseRecorder: httptest.NewRecorder(), leave: cancel}, r)
+	}
+}
+
+// leaver is a client that goes away when it has seen an event.
+type leaver struct {
+	*httptest.ResponseRecorder
+	leave func()
+}
+
+func (l *leaver) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "event: session.created") {
+		l.leave()
+	}
+	return l.ResponseRecorder.Write(p)
+}
+
 // scrape returns what the App serves at /metrics.
 func (s *told) scrape() string {
 	s.t.Helper()
@@ -273,6 +299,7 @@ func TestEveryDocumentedMetricIsServedAndEveryServedOneIsDocumented(t *testing.T
 	s := tell(t)
 	s.answer.Open()
 	s.wait("It came late.")
+	s.watch()
 	served := s.scrape()
 	for _, line := range []string{
 		`orchestrator_sessions_created_total{kind="primary"} 1`,
@@ -291,6 +318,8 @@ func TestEveryDocumentedMetricIsServedAndEveryServedOneIsDocumented(t *testing.T
 		`orchestrator_call_replies_total{fate="folded",peer="advisor"} 1`,
 		`orchestrator_call_wait_duration_seconds_count{outcome="detached",peer="archivist"} 1`,
 		`orchestrator_replies_folded_back_total 2`,
+		`orchestrator_http_streams_ended_total{reason="client"} 1`,
+		`orchestrator_http_requests_total{code="200",route="GET /v1/sessions/{session}/events"} 1`,
 		`orchestrator_tool_calls_denied_total{agent="subagent",tool="spawn_subagent"} 1`,
 	} {
 		if !strings.Contains(served, line+"\n") {
