@@ -310,17 +310,3 @@ func TestAfterCloseEverythingSaysSo(t *testing.T) {
 		}
 	}
 }
-
-func TestConnectionsAreCalledByNameAndUse(t *testing.T) {
-	node := brokertest.Start(t)
-	b := open(t, a2aqueue.BrokerConfig{URL: node.Vhost(t), Name: "orchestrator east"})
-	if err := b.Ping(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
-	got := node.Eval(`lists:flatten(io_lib:format("~p", [rabbit_networking:connection_info_all([client_properties])]))`)
-	for _, want := range []string{"orchestrator east publish", "orchestrator east consume"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the broker knows no connection %q: %s", want, got)
-		}
-	}
-}

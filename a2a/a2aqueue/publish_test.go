@@ -287,14 +287,26 @@ func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
 	}
 }
 
+// connectionsAreNamed checks what the broker's operators see.
+func connectionsAreNamed(t *testing.T, node *brokertest.Broker) {
+	t.Helper()
+	got := node.Eval(`lists:flatten(io_lib:format("~p", [rabbit_networking:connection_info_all([client_properties])]))`)
+	for _, want := range []string{"orchestrator east publish", "orchestrator east consume"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the broker knows no connection %q: %s", want, got)
+		}
+	}
+}
+
 func TestAnAlarmOfTheBrokerHoldsMessagesBackWithinTheBound(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	node := brokertest.Start(t)
-	b := open(t, a2aqueue.BrokerConfig{URL: node.Vhost(t), PublishTimeout: 300 * time.Millisecond, Registry: reg})
+	b := open(t, a2aqueue.BrokerConfig{URL: node.Vhost(t), Name: "orchestrator east", PublishTimeout: 300 * time.Millisecond, Registry: reg})
 	q := declare(t, b, "q", nil)
 	if err := b.Publish(bounded(t), text(q, "x")); err != nil {
 		t.Fatal(err)
 	}
+	connectionsAreNamed(t, node)
 	node.SetMemoryAlarm(true)
 	// The broker says so to those who publish: this one may still be taken, or not.
 	err := b.Publish(bounded(t), text(q, "taken, perhaps"))
