@@ -223,7 +223,7 @@ func TestHTTPBodyThatIsElsewhereIsFetched(t *testing.T) {
 	overHTTP(t, srv, func(t *testing.T, c *sessionclient.Session, _ *sessionclient.HTTP, w *wire) {
 		time.AfterFunc(time.Second, func() {
 			end := ends("mine", "")
-			end.Data = []byte(fmt.Sprintf(`{"artifact":"x_e_%d","size":100000}`, len(srv.events)+1))
+			end.Data = fmt.Appendf(nil, `{"artifact":"x_e_%d","size":100000}`, len(srv.events)+1)
 			srv.emit(end, false)
 		})
 		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})
