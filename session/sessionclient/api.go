@@ -5,82 +5,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	"orchestrator/session"
 )
-
-// SessionInfo is a session as the server lists it.
-type SessionInfo struct {
-	ID          session.ID `json:"id"`
-	RootAgentID session.ID `json:"rootAgentId"`
-	Agent       string     `json:"agent"`
-	Title       string     `json:"title,omitempty"`
-	Status      string     `json:"status"` // open, closing or closed
-	Created     time.Time  `json:"created"`
-	LastSeq     uint64     `json:"lastSeq"`
-}
-
-// Snapshot is a session with what goes on in it, at the moment of its LastSeq: with the events behind that nothing is
-// missed and nothing repeated.
-type Snapshot struct {
-	SessionInfo
-	State        string        `json:"state"` // idle, running or requires_action
-	Background   []session.ID  `json:"background"`
-	ActiveTurn   *Turn         `json:"activeTurn,omitempty"`
-	Queue        []Turn        `json:"queue"`
-	Agents       []Agent       `json:"agents"`
-	PendingCalls []Call        `json:"pendingCalls"`
-	Usage        session.Usage `json:"usage"`
-}
-
-// Agent is one agent of a session: the root, or a subagent.
-type Agent struct {
-	ID            session.ID         `json:"id"`
-	ParentAgentID session.ID         `json:"parentAgentId,omitempty"`
-	Root          bool               `json:"root"`
-	Agent         string             `json:"agent"`
-	Description   string             `json:"description,omitempty"`
-	State         string             `json:"state"` // queued, running, suspended, ended or idle
-	TurnID        session.TurnID     `json:"turnId,omitempty"`
-	ToolCallID    session.ToolCallID `json:"toolCallId,omitempty"`
-	OriginTurn    session.TurnID     `json:"originTurn,omitempty"`
-	Result        string             `json:"result,omitempty"` // completed, error, timeout, cancelled or interrupted
-	Summary       string             `json:"summary,omitempty"`
-	Error         string             `json:"error,omitempty"`
-	Usage         session.Usage      `json:"usage"`
-}
-
-// Call is one call to a peer.
-type Call struct {
-	ID           session.CallID     `json:"id"`
-	SessionID    session.ID         `json:"sessionId"` // the root's
-	AgentID      session.ID         `json:"agentId"`   // who called
-	TurnID       session.TurnID     `json:"turnId,omitempty"`
-	OriginTurn   session.TurnID     `json:"originTurn,omitempty"`
-	ToolCallID   session.ToolCallID `json:"toolCallId,omitempty"`
-	Peer         string             `json:"peer"`
-	Mode         session.CallMode   `json:"mode"`
-	State        session.State      `json:"state"`
-	Wanted       bool               `json:"wanted"` // its reply would still be taken
-	AskerName    string             `json:"askerName"`
-	Question     string             `json:"question,omitempty"`
-	PeerTaskID   string             `json:"peerTaskId,omitempty"`
-	Attempt      int                `json:"attempt"`
-	SentAt       time.Time          `json:"sentAt"`
-	Deadline     time.Time          `json:"deadline"`
-	ReplyBy      time.Time          `json:"replyBy"`
-	Reply        *CallReply         `json:"reply,omitempty"`
-	CancelReason string             `json:"cancelReason,omitempty"`
-}
-
-// CallReply is what a peer answered.
-type CallReply struct {
-	State  string    `json:"state"`
-	Text   string    `json:"text,omitempty"`
-	Failed bool      `json:"failed"`
-	At     time.Time `json:"at"`
-}
 
 // OpenRequest opens a session.
 type OpenRequest struct {
@@ -90,26 +17,26 @@ type OpenRequest struct {
 }
 
 // Open makes a session. It is not repeated when its outcome is unknown.
-func (h *HTTP) Open(ctx context.Context, r OpenRequest) (s SessionInfo, err error) {
+func (h *HTTP) Open(ctx context.Context, r OpenRequest) (s session.Info, err error) {
 	return s, h.call(ctx, request{method: http.MethodPost, path: "sessions", body: r}, &s)
 }
 
 // CloseSession closes a session: its turns, subagents and calls are cancelled. session.closed tells the end.
-func (h *HTTP) CloseSession(ctx context.Context, id session.ID) (s SessionInfo, err error) {
+func (h *HTTP) CloseSession(ctx context.Context, id session.ID) (s session.Info, err error) {
 	return s, h.call(ctx, request{method: http.MethodDelete, path: segments("sessions", id)}, &s)
 }
 
 // Session returns a session as it is now.
-func (h *HTTP) Session(ctx context.Context, id session.ID) (s Snapshot, err error) {
+func (h *HTTP) Session(ctx context.Context, id session.ID) (s session.Snapshot, err error) {
 	return s, h.call(ctx, request{path: segments("sessions", id)}, &s)
 }
 
 // Sessions returns up to limit sessions (0: as many as the server likes), the newest first, and where the next page
 // begins: the before of the next call, empty at the end.
-func (h *HTTP) Sessions(ctx context.Context, limit int, before string) (page []SessionInfo, next string, err error) {
+func (h *HTTP) Sessions(ctx context.Context, limit int, before string) (page []session.Info, next string, err error) {
 	var body struct {
-		Sessions []SessionInfo `json:"sessions"`
-		Next     string        `json:"next"`
+		Sessions []session.Info `json:"sessions"`
+		Next     string         `json:"next"`
 	}
 	err = h.call(ctx, request{path: "sessions", query: paging(limit, before)}, &body)
 	return body.Sessions, body.Next, err
@@ -127,9 +54,9 @@ func paging(limit int, before string) url.Values {
 }
 
 // Calls returns the calls of a session, all of them or those whose reply is still wanted.
-func (h *HTTP) Calls(ctx context.Context, id session.ID, pending bool) ([]Call, error) {
+func (h *HTTP) Calls(ctx context.Context, id session.ID, pending bool) ([]session.CallInfo, error) {
 	var body struct {
-		Calls []Call `json:"calls"`
+		Calls []session.CallInfo `json:"calls"`
 	}
 	query := url.Values{}
 	if pending {
@@ -140,17 +67,17 @@ func (h *HTTP) Calls(ctx context.Context, id session.ID, pending bool) ([]Call, 
 }
 
 // Call returns one call of a session.
-func (h *HTTP) Call(ctx context.Context, id session.ID, call session.CallID) (c Call, err error) {
+func (h *HTTP) Call(ctx context.Context, id session.ID, call session.CallID) (c session.CallInfo, err error) {
 	return c, h.call(ctx, request{path: segments("sessions", id, "calls", call)}, &c)
 }
 
 // CancelCall cancels a call: whoever waits for it goes on without, and its peer is told.
-func (h *HTTP) CancelCall(ctx context.Context, id session.ID, call session.CallID) (c Call, err error) {
+func (h *HTTP) CancelCall(ctx context.Context, id session.ID, call session.CallID) (c session.CallInfo, err error) {
 	return c, h.call(ctx, request{method: http.MethodPost, path: segments("sessions", id, "calls", call, "cancel")}, &c)
 }
 
 // CancelAgent cancels a subagent, with what it has going on.
-func (h *HTTP) CancelAgent(ctx context.Context, id, agent session.ID, reason string) (a Agent, err error) {
+func (h *HTTP) CancelAgent(ctx context.Context, id, agent session.ID, reason string) (a session.AgentInfo, err error) {
 	r := request{method: http.MethodPost, path: segments("sessions", id, "agents", agent, "cancel"), body: reasonBody(reason)}
 	return a, h.call(ctx, r, &a)
 }

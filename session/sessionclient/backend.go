@@ -25,11 +25,11 @@ type Backend interface {
 
 	// Send submits an input. The same key and input again are the same turn. A turn without an id says that the stream's
 	// turns have none.
-	Send(ctx context.Context, r SendRequest) (Turn, error)
+	Send(ctx context.Context, r SendRequest) (session.TurnInfo, error)
 
 	// Turn reads a turn, and may hold the call for r.Wait until there is what r.Until asks for. It returns [ErrUnsupported]
 	// where turns can't be read. Where they have no ids it is asked for the latest.
-	Turn(ctx context.Context, r TurnRequest) (Turn, error)
+	Turn(ctx context.Context, r TurnRequest) (session.TurnInfo, error)
 
 	// Cancel cancels a turn. One that has ended stays as it is.
 	Cancel(ctx context.Context, id session.ID, turn session.TurnID, reason string) error
@@ -73,7 +73,7 @@ type SendRequest struct {
 // WaitRequest says how a turn is waited for.
 type WaitRequest struct {
 	// Until defaults to the turn's end.
-	Until Until
+	Until session.Until
 	// Timeout bounds the wait, beside what ctx says. Defaults to none.
 	Timeout time.Duration
 	// CancelOnTimeout cancels the turn when the wait runs out of time. Background work goes on.
@@ -92,7 +92,7 @@ type TurnRequest struct {
 	// Wait is how long the call may be held until Until holds. Zero: the turn as it is now.
 	Wait time.Duration
 	// Until defaults to the turn's end.
-	Until Until
+	Until session.Until
 }
 
 // StreamOpen is the body of stream.open. All of it may be missing.

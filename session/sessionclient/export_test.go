@@ -51,7 +51,7 @@ func (j *Judge) Take(e session.Event) {
 }
 
 // Outcome returns how the turn ended, or nil, and whether the turn was asked to be read since the last call.
-func (j *Judge) Outcome() (turn *Turn, doubt bool) {
+func (j *Judge) Outcome() (turn *session.TurnInfo, doubt bool) {
 	select {
 	case <-j.w.doubts:
 		doubt = true

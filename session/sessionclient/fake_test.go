@@ -29,7 +29,7 @@ type server struct {
 	down    bool // it can't be reached
 	closed  bool // it takes no streams
 	forgot  int  // events up to here are gone from the log
-	turns   map[session.TurnID]sessionclient.Turn
+	turns   map[session.TurnID]session.TurnInfo
 	sends   []sessionclient.SendRequest
 	reads   int
 	opened  int
@@ -39,7 +39,7 @@ type server struct {
 }
 
 func newServer() *server {
-	return &server{changed: make(chan struct{}), turns: make(map[session.TurnID]sessionclient.Turn)}
+	return &server{changed: make(chan struct{}), turns: make(map[session.TurnID]session.TurnInfo)}
 }
 
 var errDown = errors.New("connection refused")
@@ -127,7 +127,7 @@ func (s *server) Stream(ctx context.Context, r sessionclient.StreamRequest) iter
 }
 
 // Send implements sessionclient.Backend.
-func (s *server) Send(ctx context.Context, r sessionclient.SendRequest) (sessionclient.Turn, error) {
+func (s *server) Send(ctx context.Context, r sessionclient.SendRequest) (session.TurnInfo, error) {
 	s.mu.Lock()
 	hold := s.hold
 	s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *server) Send(ctx context.Context, r sessionclient.SendRequest) (session
 		select {
 		case <-hold:
 		case <-ctx.Done():
-			return sessionclient.Turn{}, context.Cause(ctx)
+			return session.TurnInfo{}, context.Cause(ctx)
 		}
 	}
 	s.mu.Lock()
@@ -143,29 +143,29 @@ func (s *server) Send(ctx context.Context, r sessionclient.SendRequest) (session
 	s.sends = append(s.sends, r)
 	switch {
 	case s.down:
-		return sessionclient.Turn{}, errDown
+		return session.TurnInfo{}, errDown
 	case s.refuse != nil:
-		return sessionclient.Turn{}, s.refuse
+		return session.TurnInfo{}, s.refuse
 	case !s.ids:
-		return sessionclient.Turn{}, nil
+		return session.TurnInfo{}, nil
 	}
 	id := session.TurnID(r.Input) // a script names its turns
 	if _, known := s.turns[id]; !known {
-		s.turns[id] = sessionclient.Turn{ID: id, State: session.StateQueued}
+		s.turns[id] = session.TurnInfo{ID: id, State: session.StateQueued}
 	}
 	return s.turns[id], nil
 }
 
 // Turn implements sessionclient.Backend.
-func (s *server) Turn(_ context.Context, r sessionclient.TurnRequest) (sessionclient.Turn, error) {
+func (s *server) Turn(_ context.Context, r sessionclient.TurnRequest) (session.TurnInfo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reads++
 	switch {
 	case s.down:
-		return sessionclient.Turn{}, errDown
+		return session.TurnInfo{}, errDown
 	case s.unread || !s.ids:
-		return sessionclient.Turn{}, sessionclient.ErrUnsupported
+		return session.TurnInfo{}, sessionclient.ErrUnsupported
 	}
 	t, ok := s.turns[r.Turn]
 	if !ok {

@@ -119,11 +119,11 @@ func (e *APIError) Is(target error) bool {
 // Look implements [Backend].
 func (h *HTTP) Look(ctx context.Context, id session.ID) (Look, error) {
 	snap, err := h.Session(ctx, id)
-	return Look{RootAgentID: snap.RootAgentID, LastSeq: snap.LastSeq, Resumable: true}, err
+	return Look{RootAgentID: snap.Root, LastSeq: snap.LastSeq, Resumable: true}, err
 }
 
 // Send implements [Backend].
-func (h *HTTP) Send(ctx context.Context, r SendRequest) (t Turn, err error) {
+func (h *HTTP) Send(ctx context.Context, r SendRequest) (t session.TurnInfo, err error) {
 	body := map[string]any{"input": r.Input}
 	if r.OnBusy != "" {
 		body["onBusy"] = r.OnBusy
@@ -132,7 +132,7 @@ func (h *HTTP) Send(ctx context.Context, r SendRequest) (t Turn, err error) {
 }
 
 // Turn implements [Backend].
-func (h *HTTP) Turn(ctx context.Context, r TurnRequest) (t Turn, err error) {
+func (h *HTTP) Turn(ctx context.Context, r TurnRequest) (t session.TurnInfo, err error) {
 	query := url.Values{}
 	if r.Wait > 0 {
 		query.Set("wait", r.Wait.String())

@@ -208,7 +208,7 @@ func TestHTTPSilentConnectionIsTakenForDead(t *testing.T) {
 		time.AfterFunc(20*time.Second, func() { // the end is known, and no byte comes through any more
 			srv.mu.Lock()
 			defer srv.mu.Unlock()
-			srv.turns["mine"] = sessionclient.Turn{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+			srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
 		})
 		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})
 		if took := time.Since(began); err != nil || turn.Output != "my answer" || took < 45*time.Second || took > 50*time.Second {
@@ -339,7 +339,7 @@ func TestHTTPIDsAreEscaped(t *testing.T) {
 	defer h.Close()
 	ctx := t.Context()
 	_, _ = h.Session(ctx, "../../metrics?x=1")
-	_, _ = h.Turn(ctx, sessionclient.TurnRequest{Session: "s/1", Turn: "t 1", Wait: 1500 * time.Millisecond, Until: sessionclient.UntilQuiescent})
+	_, _ = h.Turn(ctx, sessionclient.TurnRequest{Session: "s/1", Turn: "t 1", Wait: 1500 * time.Millisecond, Until: session.UntilQuiescent})
 	_ = h.Cancel(ctx, "s", "t", "enough")
 	_, _ = h.Calls(ctx, "s", true)
 	_, _ = h.CancelCall(ctx, "s", "c")

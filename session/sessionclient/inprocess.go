@@ -3,7 +3,6 @@ package sessionclient
 import (
 	"context"
 	"iter"
-	"time"
 
 	"orchestrator/session"
 )
@@ -62,70 +61,33 @@ func (p *InProcess) Stream(ctx context.Context, r StreamRequest) iter.Seq2[sessi
 }
 
 // Send implements [Backend].
-func (p *InProcess) Send(ctx context.Context, r SendRequest) (Turn, error) {
+func (p *InProcess) Send(ctx context.Context, r SendRequest) (session.TurnInfo, error) {
 	id, err := p.m.Submit(ctx, session.SubmitRequest{Session: r.Session, Input: r.Input, Key: r.Key, OnBusy: r.OnBusy})
 	if err != nil {
-		return Turn{}, local(ctx, err)
+		return session.TurnInfo{}, local(ctx, err)
 	}
-	return p.Turn(ctx, TurnRequest{Session: r.Session, Turn: id})
+	t, err := p.m.Turn(ctx, id)
+	return t, local(ctx, err)
 }
 
 // Turn implements [Backend].
-func (p *InProcess) Turn(ctx context.Context, r TurnRequest) (Turn, error) {
-	wake, stop := p.m.Store().Watch(r.Session)
-	defer stop()
-	late := time.After(r.Wait)
-	for {
-		t, err := p.read(ctx, r)
-		if err != nil || r.Wait <= 0 || t.Ended && (r.Until != UntilQuiescent || t.Quiescent) {
-			return t, err
-		}
-		reread := time.NewTimer(time.Second) // Watch is a hint
-		select {
-		case <-wake:
-		case <-reread.C:
-		case <-late:
-			reread.Stop()
-			return t, nil
-		case <-ctx.Done():
-			reread.Stop()
-			return Turn{}, context.Cause(ctx)
-		}
-		reread.Stop()
+func (p *InProcess) Turn(ctx context.Context, r TurnRequest) (session.TurnInfo, error) {
+	t, err := p.m.TurnOf(ctx, r.Session, r.Turn)
+	if err != nil || r.Wait <= 0 || t.Met(r.Until) {
+		return t, local(ctx, err)
 	}
-}
-
-func (p *InProcess) read(ctx context.Context, r TurnRequest) (Turn, error) {
-	rec, err := p.m.Store().Record(ctx, session.KindTurn, string(r.Turn))
-	if err == nil && rec.Tree != r.Session {
-		err = session.ErrNotFound
-	}
-	if err != nil {
-		return Turn{}, local(ctx, err)
-	}
-	var body session.TurnBody
-	if err := rec.Decode(&body); err != nil {
-		return Turn{}, local(ctx, err)
-	}
-	t := Turn{
-		ID: r.Turn, SessionID: rec.Tree, AgentID: rec.Owner, RootAgentID: rec.Tree, Origin: body.Origin, OriginTurn: rec.Origin,
-		CausedBy: body.CausedBy, State: rec.State,
-	}
-	if body.Ended == nil {
+	bounded, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	t, err = p.m.WaitTurn(bounded, r.Turn, r.Until)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return t, nil
 	}
-	t.Ended, t.Output, t.StopReason, t.Error, t.Usage = true, body.Ended.Output, body.Ended.StopReason, body.Ended.Error, body.Ended.Usage
-	t.Quiescent, err = p.m.Quiescent(ctx, rec.Tree, rec.Origin)
 	return t, local(ctx, err)
 }
 
 // Cancel implements [Backend].
 func (p *InProcess) Cancel(ctx context.Context, id session.ID, turn session.TurnID, reason string) error {
-	rec, err := p.m.Store().Record(ctx, session.KindTurn, string(turn))
-	if err == nil && rec.Tree != id {
-		err = session.ErrNotFound
-	}
-	if err != nil {
+	if _, err := p.m.TurnOf(ctx, id, turn); err != nil {
 		return local(ctx, err)
 	}
 	return local(ctx, p.m.Cancel(ctx, turn, reason))

@@ -104,7 +104,7 @@ func inProcess(t *testing.T, f func(t *testing.T, c *sessionclient.Session, m *s
 func TestInProcessTurnIsWaitedFor(t *testing.T) {
 	inProcess(t, func(t *testing.T, c *sessionclient.Session, _ *session.Manager, id session.ID) {
 		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "hello", Key: "k"})
-		if err != nil || turn.Output != "you said: hello" || turn.SessionID != id || turn.State != session.StateCompleted {
+		if err != nil || turn.Output != "you said: hello" || turn.Session != id || turn.State != session.StateCompleted {
 			t.Errorf("SendAndWait() = %+v, %v", turn, err)
 		}
 		again, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "hello", Key: "k"})
@@ -127,16 +127,16 @@ func TestInProcessQuiescentWaitBringsTheFoldBack(t *testing.T) {
 		if err != nil || turn.Output != "you said: work" {
 			t.Fatalf("until the turn's end = %+v, %v", turn, err)
 		}
-		if turn, err = c.Wait(t.Context(), turn.ID, sessionclient.WaitRequest{Until: sessionclient.UntilQuiescent}); err != nil || !turn.Quiescent {
+		if turn, err = c.Wait(t.Context(), turn.ID, sessionclient.WaitRequest{Until: session.UntilQuiescent}); err != nil || !turn.Quiescent {
 			t.Fatalf("Wait() until quiescent = %+v, %v", turn, err)
 		}
-		turn, err = c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "hello", WaitRequest: sessionclient.WaitRequest{Until: sessionclient.UntilQuiescent}})
+		turn, err = c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "hello", WaitRequest: sessionclient.WaitRequest{Until: session.UntilQuiescent}})
 		if err != nil || turn.Output != "you said: hello" || len(turn.FoldBacks) != 0 {
 			t.Fatalf("of a turn that leaves nothing = %+v, %v", turn, err)
 		}
 	})
 	inProcess(t, func(t *testing.T, c *sessionclient.Session, _ *session.Manager, _ session.ID) {
-		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "work", WaitRequest: sessionclient.WaitRequest{Until: sessionclient.UntilQuiescent}})
+		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "work", WaitRequest: sessionclient.WaitRequest{Until: session.UntilQuiescent}})
 		if err != nil || turn.Output != "you said: work" || !turn.Quiescent {
 			t.Fatalf("SendAndWait() = %+v, %v", turn, err)
 		}

@@ -47,7 +47,7 @@ func rootByTheRules(policy sessionclient.Policy, history []session.Event, i int)
 }
 
 // endByTheRules returns how the wait for a turn ends over a history (empty turn: turns have no ids), or nil.
-func endByTheRules(policy sessionclient.Policy, history []session.Event, turn session.TurnID) *sessionclient.Turn {
+func endByTheRules(policy sessionclient.Policy, history []session.Event, turn session.TurnID) *session.TurnInfo {
 	reply := ""
 	for i, e := range history {
 		if !rootByTheRules(policy, history, i) {
@@ -60,13 +60,13 @@ func endByTheRules(policy sessionclient.Policy, history []session.Event, turn se
 		case turn == "" && e.Type == "assistant.message":
 			reply = text("content")
 		case turn == "" && e.Type == "session.idle" && body["mode"] != "autopilot":
-			return &sessionclient.Turn{AgentID: e.AgentID, State: "completed", Ended: true, Quiescent: true, Output: reply}
+			return &session.TurnInfo{Agent: e.AgentID, State: "completed", Ended: true, Quiescent: true, Output: reply}
 		case turn == "" && e.Type == "session.error" && body["willRetry"] != true:
-			return &sessionclient.Turn{AgentID: e.AgentID, State: "failed", Ended: true, Quiescent: true, Output: reply, Error: text("message")}
+			return &session.TurnInfo{Agent: e.AgentID, State: "failed", Ended: true, Quiescent: true, Output: reply, Error: text("message")}
 		case turn != "" && e.TurnID == turn && e.Type == "turn.completed":
-			return &sessionclient.Turn{ID: turn, AgentID: e.AgentID, OriginTurn: e.OriginTurn, State: "completed", Ended: true, Output: text("output")}
+			return &session.TurnInfo{ID: turn, Agent: e.AgentID, OriginTurn: e.OriginTurn, State: "completed", Ended: true, Output: text("output")}
 		case turn != "" && e.TurnID == turn && e.Type == "turn.failed":
-			return &sessionclient.Turn{ID: turn, AgentID: e.AgentID, OriginTurn: e.OriginTurn, State: "failed", Ended: true, Error: text("error")}
+			return &session.TurnInfo{ID: turn, Agent: e.AgentID, OriginTurn: e.OriginTurn, State: "failed", Ended: true, Error: text("error")}
 		}
 	}
 	return nil

@@ -114,10 +114,10 @@ func (s *Session) SendAndWait(ctx context.Context, r SendRequest) (Turn, error) 
 
 // Send sends an input and returns its turn without waiting for it. It tries until the server has said yes or no, or ctx
 // ends.
-func (s *Session) Send(ctx context.Context, r SendRequest) (Turn, error) {
+func (s *Session) Send(ctx context.Context, r SendRequest) (session.TurnInfo, error) {
 	r.Session, r.Key = s.cfg.Session, cmp.Or(r.Key, string(session.NewEventID()))
-	turn, err := try(ctx, s, func(ctx context.Context) (Turn, error) { return s.cfg.Backend.Send(ctx, r) })
-	s.named(turn.RootAgentID)
+	turn, err := try(ctx, s, func(ctx context.Context) (session.TurnInfo, error) { return s.cfg.Backend.Send(ctx, r) })
+	s.named(turn.Root)
 	return turn, err
 }
 
@@ -129,7 +129,7 @@ func (s *Session) Wait(ctx context.Context, turn session.TurnID, r WaitRequest) 
 	w.isFor(turn)
 	w.doubt() // it may have ended
 	if err := s.begin(ctx, w); err != nil {
-		return Turn{ID: turn, SessionID: s.cfg.Session}, s.outOfTime(ctx, w, "", err)
+		return s.turn(turn), s.outOfTime(ctx, w, "", err)
 	}
 	defer s.forget(w)
 	return s.await(ctx, w, "", r)
@@ -154,7 +154,7 @@ func (r WaitRequest) bound(ctx context.Context) (context.Context, context.Cancel
 
 // send sends an input for a wait, which is told of events from before on. release must be called when the wait is over.
 func (s *Session) send(ctx context.Context, r SendRequest, w *wait) (sent Turn, release func(), err error) {
-	sent = Turn{SessionID: s.cfg.Session}
+	sent = Turn{TurnInfo: session.TurnInfo{Session: s.cfg.Session}}
 	select {
 	case s.sending <- struct{}{}:
 	case <-ctx.Done():
@@ -166,13 +166,13 @@ func (s *Session) send(ctx context.Context, r SendRequest, w *wait) (sent Turn, 
 	if err := s.begin(ctx, w); err != nil {
 		return sent, release, err
 	}
-	got, err := try(ctx, s, func(ctx context.Context) (Turn, error) { return s.cfg.Backend.Send(ctx, r) })
+	got, err := try(ctx, s, func(ctx context.Context) (session.TurnInfo, error) { return s.cfg.Backend.Send(ctx, r) })
 	if err != nil {
 		s.forget(w)
 		return sent, release, err
 	}
 	s.mu.Lock()
-	s.gate.Name(got.RootAgentID)
+	s.gate.Name(got.Root)
 	w.isFor(got.ID)
 	if got.Ended {
 		w.end(got) // the key was used before
@@ -181,7 +181,7 @@ func (s *Session) send(ctx context.Context, r SendRequest, w *wait) (sent Turn, 
 	if got.ID != "" {
 		release()
 	}
-	return got, release, nil
+	return Turn{TurnInfo: got}, release, nil
 }
 
 // begin tells a wait of events from now on, reading the stream first if nobody does. It returns when the stream is open.
@@ -237,6 +237,11 @@ func (s *Session) changedLocked() {
 	s.changed = make(chan struct{})
 }
 
+// turn is all that is known of a turn by its id.
+func (s *Session) turn(id session.TurnID) Turn {
+	return Turn{TurnInfo: session.TurnInfo{ID: id, Session: s.cfg.Session}}
+}
+
 func (s *Session) forget(w *wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,19 +263,18 @@ func (s *Session) await(ctx context.Context, w *wait, key string, r WaitRequest)
 	turn, err := w.ended, w.err
 	s.mu.Unlock()
 	if err != nil {
-		return Turn{ID: w.turn, SessionID: s.cfg.Session}, err
+		return s.turn(w.turn), err
 	}
-	if r.Until != UntilQuiescent || turn.Quiescent || w.turn == "" {
-		return *turn, turn.err()
+	if turn.Met(r.Until) || w.turn == "" {
+		return Turn{TurnInfo: *turn}, failure(*turn)
 	}
 	whole, err := s.quiescent(ctx, w)
 	if err != nil {
 		return s.giveUp(ctx, w, key, r, err)
 	}
 	s.mu.Lock()
-	whole.FoldBacks = w.foldBacks
-	s.mu.Unlock()
-	return whole, whole.err()
+	defer s.mu.Unlock()
+	return Turn{TurnInfo: whole, FoldBacks: w.foldBacks}, failure(whole)
 }
 
 // turnEnd returns when the wait is over. Whenever there is a doubt, the turn is read.
@@ -331,7 +335,7 @@ func (s *Session) readTurn(ctx context.Context, w *wait) error {
 	case err != nil:
 		return err
 	}
-	s.gate.Name(t.RootAgentID)
+	s.gate.Name(t.Root)
 	if t.Ended {
 		w.end(t)
 	}
@@ -339,12 +343,12 @@ func (s *Session) readTurn(ctx context.Context, w *wait) error {
 }
 
 // quiescent waits until nothing of the turn is on its way home, and the stream has told all of it.
-func (s *Session) quiescent(ctx context.Context, w *wait) (Turn, error) {
+func (s *Session) quiescent(ctx context.Context, w *wait) (session.TurnInfo, error) {
 	ctx, stop := s.bind(ctx)
 	defer stop()
 	pause := s.pause()
 	for {
-		t, err := s.cfg.Backend.Turn(ctx, TurnRequest{Session: s.cfg.Session, Turn: w.turn, Wait: lookAtOnce, Until: UntilQuiescent})
+		t, err := s.cfg.Backend.Turn(ctx, TurnRequest{Session: s.cfg.Session, Turn: w.turn, Wait: lookAtOnce, Until: session.UntilQuiescent})
 		switch {
 		case err == nil && t.Quiescent:
 			look, err := try(ctx, s, func(ctx context.Context) (Look, error) { return s.cfg.Backend.Look(ctx, s.cfg.Session) })
@@ -379,15 +383,15 @@ func (s *Session) giveUp(ctx context.Context, w *wait, key string, r WaitRequest
 		s.mu.Unlock()
 	}
 	s.forget(w)
-	t := Turn{ID: turn, SessionID: s.cfg.Session}
+	t := s.turn(turn)
 	if ended != nil {
-		t = *ended
+		t.TurnInfo = *ended
 	}
 	switch {
 	case failed != nil:
 		return t, failed
-	case ended != nil && (r.Until != UntilQuiescent || ended.Quiescent):
-		return t, ended.err()
+	case ended != nil && ended.Met(r.Until):
+		return t, failure(*ended)
 	}
 	if late && r.CancelOnTimeout && ended == nil {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

@@ -104,7 +104,7 @@ func TestDeadlineLooksOnceMore(t *testing.T) {
 		time.AfterFunc(time.Second, func() {
 			srv.mu.Lock()
 			defer srv.mu.Unlock()
-			srv.turns["mine"] = sessionclient.Turn{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+			srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
 		})
 		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: time.Minute, CancelOnTimeout: true}})
 		if err != nil || turn.Output != "my answer" {
@@ -119,7 +119,7 @@ func TestIdleSessionIsAReasonToReadTheTurn(t *testing.T) {
 	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
 		time.AfterFunc(time.Second, func() {
 			srv.mu.Lock()
-			srv.turns["mine"] = sessionclient.Turn{ID: "mine", State: session.StateFailed, Ended: true, Error: "my fault"}
+			srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateFailed, Ended: true, Error: "my fault"}
 			srv.mu.Unlock()
 			srv.emit(session.Event{Type: session.EventSessionState, AgentID: theRoot, Data: []byte(`{"state":"idle"}`)}, true)
 		})
@@ -164,7 +164,7 @@ func TestInputIsSentAgainWithItsKey(t *testing.T) {
 			srv.mu.Lock()
 			defer srv.mu.Unlock()
 			srv.refuse = nil
-			srv.turns["mine"] = sessionclient.Turn{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+			srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
 		})
 		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})
 		if err != nil || turn.Output != "my answer" {

@@ -10,27 +10,13 @@ import (
 	"orchestrator/session"
 )
 
-// Turn is what became of one input. Reading it, rather than an event, says how the turn ended.
+// Turn is what a wait brings.
 type Turn struct {
-	ID          session.TurnID `json:"id"` // empty where turns have no ids
-	SessionID   session.ID     `json:"sessionId"`
-	AgentID     session.ID     `json:"agentId,omitempty"`
-	RootAgentID session.ID     `json:"rootAgentId,omitempty"`
-	Origin      session.Origin `json:"origin,omitempty"`
-	OriginTurn  session.TurnID `json:"originTurn,omitempty"`
-	CausedBy    []string       `json:"causedBy,omitempty"` // call ids and agent ids
-	State       session.State  `json:"state"`
-	Ended       bool           `json:"ended"`
-	// Quiescent says that nothing the turn set going is still on its way home.
-	Quiescent  bool          `json:"quiescent"`
-	Output     string        `json:"output,omitempty"`
-	StopReason string        `json:"stopReason,omitempty"`
-	Error      string        `json:"error,omitempty"`
-	Usage      session.Usage `json:"usage"`
+	session.TurnInfo // its ID is empty where turns have no ids
 
 	// FoldBacks are the turns that brought home what this one had left running, in their order, as far as a wait until
 	// quiescent saw them.
-	FoldBacks []Turn `json:"foldBacks,omitempty"`
+	FoldBacks []session.TurnInfo `json:"foldBacks,omitempty"`
 }
 
 // TurnError says that a turn failed or was cancelled.
@@ -134,11 +120,9 @@ func isEnd(t session.EventType) (session.State, bool) {
 
 // ended returns the turn that a terminal event tells of, and whether it tells all of it: a body that is elsewhere, or none,
 // has to be read from the turn.
-func ended(e session.Event) (Turn, bool) {
+func ended(e session.Event) (session.TurnInfo, bool) {
 	state, _ := isEnd(e.Type)
-	t := Turn{
-		ID: e.TurnID, SessionID: e.SessionID, AgentID: e.AgentID, OriginTurn: e.OriginTurn, State: state, Ended: true,
-	}
+	t := session.TurnInfo{ID: e.TurnID, Session: e.SessionID, Agent: e.AgentID, OriginTurn: e.OriginTurn, State: state, Ended: true}
 	var body struct {
 		session.TurnEnded
 		Artifact session.ArtifactKey `json:"artifact"`
@@ -150,24 +134,13 @@ func ended(e session.Event) (Turn, bool) {
 	return t, true
 }
 
-// err returns why a turn that has ended did so badly, or nil.
-func (t *Turn) err() error {
+// failure returns why a turn that has ended did so badly, or nil.
+func failure(t session.TurnInfo) error {
 	if t.State == session.StateFailed || t.State == session.StateCancelled {
 		return &TurnError{Turn: t.ID, State: t.State, Message: t.Error}
 	}
 	return nil
 }
-
-// Until says what a wait waits for.
-type Until string
-
-// What a wait can wait for. Defaults to the turn's end.
-const (
-	UntilTurn Until = "turn"
-	// UntilQuiescent waits on until nothing that the turn set going is still on its way home. Where turns have no ids,
-	// session.idle is taken for it.
-	UntilQuiescent Until = "quiescent"
-)
 
 // lookAtOnce is how long one request to read a turn may ask the server to hold it until there is something to tell.
 const lookAtOnce = 30 * time.Second

@@ -20,11 +20,11 @@ type wait struct {
 	turn session.TurnID // once sent; empty: the stream's turns have no ids
 	kept []judged
 
-	reply string // of the root, where turns have no ids
-	ended *Turn  // how the turn ended, by an event or by reading it
-	err   error  // why the wait is over without that
+	reply string            // of the root, where turns have no ids
+	ended *session.TurnInfo // how the turn ended, by an event or by reading it
+	err   error             // why the wait is over without that
 
-	foldBacks []Turn
+	foldBacks []session.TurnInfo
 
 	doubts chan struct{} // has a value: the turn had better be read
 	over   chan struct{} // closed once ended or err is set
@@ -102,7 +102,7 @@ func (w *wait) unnamed(e session.Event) {
 	if len(e.Data) > 0 {
 		_ = json.Unmarshal(e.Data, &body) // what doesn't fit is as if it weren't there: the event's type says enough
 	}
-	t := Turn{SessionID: e.SessionID, AgentID: e.AgentID, Ended: true, Quiescent: true, Output: w.reply}
+	t := session.TurnInfo{Session: e.SessionID, Agent: e.AgentID, Ended: true, Quiescent: true, Output: w.reply}
 	switch e.Type {
 	case EventAssistantMessage:
 		if body.Content != "" { // a message that only asks for tools
@@ -127,7 +127,7 @@ func (w *wait) unnamed(e session.Event) {
 }
 
 // end sets how the turn ended. The first to say so is right.
-func (w *wait) end(t Turn) {
+func (w *wait) end(t session.TurnInfo) {
 	if w.ended == nil && w.err == nil {
 		w.ended = &t
 		close(w.over)
