@@ -1,8 +1,8 @@
 // Package a2atest is peers for tests: real a2a-go servers whose answers are scripted, whose wire can be made to fail in
 // chosen ways, and which keep a record of what they were asked.
 //
-// A test makes a [Peer] on loopback HTTP with [New], or inside a synctest bubble on a [Network] of pipes with
-// [Network.Peer]. [ServePeer] runs one in a process of its own, with its record in a journal file that [ReadJournal]
+// A test makes a [Peer] on loopback HTTP with [New], inside a synctest bubble on a [Network] of pipes with
+// [Network.Peer], or with [NewQueued] one that a server of the test's serves from a queue. [ServePeer] runs one in a process of its own, with its record in a journal file that [ReadJournal]
 // reads. Scripts run in the server's goroutines and may block on a [Gate]; closing the peer ends them.
 package a2atest
 
@@ -98,8 +98,9 @@ type Peer struct {
 	cfg     Config
 	url     string
 	handler http.Handler
-	asked   a2asrv.RequestHandler
+	asked   a2asrv.RequestHandler // without a wire
 	card    *protocol.AgentCard
+	cut     func() // breaks the wire of a queued peer
 	stop    context.CancelFunc
 	alive   context.Context
 	running sync.WaitGroup
@@ -220,21 +221,7 @@ func (p *Peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	req.Nth = p.note(func() int {
-		n := 1
-		for _, old := range p.requests {
-			if old.Method == req.Method {
-				n++
-			}
-		}
-		req.Nth = n
-		p.requests = append(p.requests, req)
-		return n
-	})
-	var f Fault
-	if p.cfg.Fault != nil {
-		f = p.cfg.Fault(req)
-	}
+	f := p.asks(&req)
 	if f.Hold != nil && !f.Hold.wait(r.Context(), p.alive) {
 		panic(http.ErrAbortHandler)
 	}
@@ -256,6 +243,25 @@ func (p *Peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(p.alive, cancel)()
 	p.handler.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// asks records a request and returns how it is to go wrong.
+func (p *Peer) asks(req *Request) Fault {
+	req.Nth = p.note(func() int {
+		n := 1
+		for _, old := range p.requests {
+			if old.Method == req.Method {
+				n++
+			}
+		}
+		req.Nth = n
+		p.requests = append(p.requests, *req)
+		return n
+	})
+	if p.cfg.Fault == nil {
+		return Fault{}
+	}
+	return p.cfg.Fault(*req)
 }
 
 // note runs f under the lock and wakes whoever waits for a change.

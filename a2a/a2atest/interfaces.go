@@ -31,9 +31,11 @@ var (
 	GRPC10     = Interface{"GRPC", "1.0"}
 	JSONRPC03  = Interface{"JSONRPC", "0.3"}
 	HTTPJSON03 = Interface{"HTTP+JSON", "0.3"}
+	// AMQP10 is only of a peer made with [NewQueued].
+	AMQP10 = Interface{"AMQP", "1.0"}
 )
 
-// Interfaces returns all of them.
+// Interfaces returns those over HTTP, which every other peer serves.
 func Interfaces() []Interface {
 	return []Interface{JSONRPC10, HTTPJSON10, GRPC10, JSONRPC03, HTTPJSON03}
 }
@@ -45,6 +47,9 @@ const grpcService = "/lf.a2a.v1.A2AService/"
 
 // on returns the interface as a card of the peer names it.
 func (i Interface) on(base string) *protocol.AgentInterface {
+	if i == AMQP10 {
+		return &protocol.AgentInterface{URL: base, ProtocolBinding: "AMQP", ProtocolVersion: protocol.Version}
+	}
 	path, ok := paths[i]
 	if !ok {
 		panic("a2atest: there is no interface " + i.Binding + " " + i.Version)
