@@ -41,10 +41,11 @@ var imports = map[string][]string{
 	"a2a/a2aqueue":        {"a2a"},
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {},
+	"a2a/bindingtest":     {"a2a", "a2a/a2atest", "session", "tool", "tracker"},
 	"configs":             {},
 	"httpapi":             {"session"},
 	"internal/app": {
-		"a2a", "a2a/a2ahttp", "agentloop", "configs", "foldback", "httpapi", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
+		"a2a", "a2a/a2ahttp", "a2a/a2aqueue", "agentloop", "configs", "foldback", "httpapi", "llm", "llm/anthropic", "llm/openai", "llm/scripted", "session", "store/sqlite",
 		"subagent", "tool", "tool/builtin", "toolprofile", "tracker",
 	},
 	"internal/brokertest":      {},

@@ -30,7 +30,7 @@ type TransportConfig struct {
 	Own Connection
 	// Others are the brokers of peers that name theirs, by its URL as a2a.Peer.Broker has it.
 	Others map[a2a.Secret]Connection
-	// ReplyTo is the deployment's reply queue, on every broker; see [Replies]. Required.
+	// ReplyTo is the deployment's reply queue, on every broker; see [Replies]. Empty: answers come to the process alone.
 	ReplyTo string
 	// MaxBody, RequestTimeout and KeepAlive are those of a [FactoryConfig].
 	MaxBody        int
@@ -50,9 +50,6 @@ var _ a2a.Transport = (*Transport)(nil)
 
 // NewTransport returns a Transport. It does no I/O.
 func NewTransport(cfg TransportConfig) (*Transport, error) {
-	if cfg.ReplyTo == "" {
-		return nil, errors.New("a2aqueue: TransportConfig.ReplyTo is required")
-	}
 	metrics := newClientMetrics(cfg.Registry)
 	factory := func(c Connection) (*Factory, error) {
 		return newFactory(FactoryConfig{

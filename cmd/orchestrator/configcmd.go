@@ -59,6 +59,9 @@ func checkSecrets(cfg app.Config) error {
 			faults = append(faults, err)
 		}
 	}
+	if _, err := cfg.Queue.Broker(cfg.Getenv); err != nil {
+		faults = append(faults, err)
+	}
 	return errors.Join(faults...)
 }
 

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,6 +57,7 @@ type App struct {
 	store    session.Store
 	full     chan error
 	http     *a2ahttp.Transport
+	queues   *queues // nil: there is no broker
 	models   map[string]*model
 	registry []tool.Tool
 	metrics  *prometheus.Registry
@@ -96,7 +98,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if a.store, err = session.Measure(roomWatch{Store: opened, full: a.full}, a.metrics); err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
-	if err := a.build(); err != nil {
+	if err := a.build(true); err != nil {
 		return nil, errors.Join(err, a.store.Close())
 	}
 	return a, nil
@@ -109,7 +111,8 @@ func openStore(ctx context.Context, c StoreConfig, log *slog.Logger) (session.St
 	return sqlite.Open(ctx, sqlite.Config{Path: c.Path, Synchronous: c.Synchronous, Logger: log})
 }
 
-func (a *App) build() (err error) {
+// build makes the parts. Without replies it is one that only asks peers for itself.
+func (a *App) build(replies bool) (err error) {
 	cfg := a.cfg
 	if a.Manager, err = session.NewManager(session.Config{
 		Store: a.store, Logger: a.log, LeaseTTL: cfg.Sessions.LeaseTTL, TurnTimeout: cfg.Loop.TurnTimeout,
@@ -123,7 +126,7 @@ func (a *App) build() (err error) {
 	}); err != nil {
 		return err
 	}
-	if a.Peers, err = a.loadPeers(); err != nil {
+	if a.Peers, err = a.loadPeers(replies); err != nil {
 		return err
 	}
 	if a.Relay, err = a2a.New(a2a.Config{
@@ -211,16 +214,16 @@ func (a *App) buildAPI() error {
 	return err
 }
 
-func (a *App) loadPeers() (_ *a2a.Registry, err error) {
+func (a *App) loadPeers(replies bool) (_ *a2a.Registry, err error) {
 	c := a2a.RegistryConfig{Refresh: a.cfg.A2A.CardRefresh, RegisteredFile: a.cfg.RegisteredPeers(), Logger: a.log}
 	allowed, err := a2a.ParseAllowed(a.cfg.A2A.AllowPrivate)
 	if err != nil {
 		return nil, fmt.Errorf("a2a.allow_private: %w", err)
 	}
-	if a.http, err = a2ahttp.New(a2ahttp.Config{Allowed: allowed, Prefer: a.cfg.A2A.Prefer}); err != nil {
+	if a.http, err = a2ahttp.New(a2ahttp.Config{Allowed: allowed, Prefer: httpBindings(a.cfg.A2A.Prefer)}); err != nil {
 		return nil, err
 	}
-	c.Transport = a.http
+	c.Transport, c.Prefer = a.http, a.cfg.A2A.Prefer
 	if a.cfg.PeersFile != "" {
 		data, err := os.ReadFile(a.cfg.PeersFile)
 		if err != nil {
@@ -230,7 +233,18 @@ func (a *App) loadPeers() (_ *a2a.Registry, err error) {
 			return nil, err
 		}
 	}
+	if a.queues, err = a.openQueues(c.Peers, replies); err != nil {
+		return nil, err
+	}
+	if a.queues != nil {
+		c.Queue = a.queues.transport
+	}
 	return a2a.NewRegistry(c)
+}
+
+// httpBindings returns those of the bindings that are carried by HTTP.
+func httpBindings(prefer []string) []string {
+	return slices.DeleteFunc(slices.Clone(prefer), func(b string) bool { return !slices.Contains(a2ahttp.Bindings, b) })
 }
 
 func (a *App) lookupEnv(name string) (string, bool) {
@@ -294,6 +308,7 @@ func (a *App) Start(ctx context.Context) error {
 		}
 	})
 	a.wg.Go(func() { a.Profiles.Run(run) })
+	a.queues.start(run, a)
 	if err := a.Manager.Start(ctx); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
@@ -316,16 +331,19 @@ func (a *App) Stop(ctx context.Context) error {
 		}
 		a.wg.Wait()
 		a.http.Close()
+		step("brokers", a.queues.close(ctx))
 		step("store", a.store.Close())
 		a.stopOK = errors.Join(errs...)
 	})
 	return a.stopOK
 }
 
-// Ready reports whether the store answers.
+// Ready reports whether the store answers, and whether every broker was connected to once.
 func (a *App) Ready(ctx context.Context) error {
-	_, err := a.store.Trees(ctx, 1)
-	return err
+	if _, err := a.store.Trees(ctx, 1); err != nil {
+		return fmt.Errorf("the store: %w", err)
+	}
+	return a.queues.check()
 }
 
 // Full is told the error when there was no room for a write. The App goes on trying; what it could not write it will write

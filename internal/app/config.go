@@ -19,6 +19,7 @@ import (
 
 	"orchestrator/a2a"
 	"orchestrator/a2a/a2ahttp"
+	"orchestrator/a2a/a2aqueue"
 	"orchestrator/llm/anthropic"
 	"orchestrator/session"
 )
@@ -51,6 +52,7 @@ type Config struct {
 	A2A       A2AConfig       `mapstructure:"a2a"`
 	API       APIConfig       `mapstructure:"api"`
 	Auth      AuthConfig      `mapstructure:"auth"`
+	Queue     QueueConfig     `mapstructure:"queue"`
 	Sessions  SessionsConfig  `mapstructure:"sessions"`
 	Telemetry TelemetryConfig `mapstructure:"telemetry"`
 
@@ -310,8 +312,8 @@ type A2AConfig struct {
 	Name string `mapstructure:"name"`
 	// URL is that of our own agent card, when we have one: it identifies us in the chain of callers. Defaults to none.
 	URL string `mapstructure:"url"`
-	// Prefer is the order in which the bindings of a peer are tried: JSONRPC, HTTP+JSON, GRPC. Those it doesn't name come
-	// last. A newer version of the protocol comes before an older one, whatever the binding. Defaults to that order.
+	// Prefer is the order in which the bindings of a peer are tried: JSONRPC, HTTP+JSON, GRPC, AMQP. Those it doesn't name
+	// come last. A newer version of the protocol comes before an older one, whatever the binding. Defaults to that order.
 	Prefer []string `mapstructure:"prefer"`
 	// MaxWait bounds a blocking wait. Defaults to 3 minutes.
 	MaxWait time.Duration `mapstructure:"max_wait"`
@@ -330,6 +332,36 @@ type A2AConfig struct {
 	// AllowPrivate are the hosts, addresses and prefixes (10.1.0.0/16) that agents added by register_agent or peers add may
 	// lead to though they aren't public. Peers of the peers file aren't bound by it. Defaults to none.
 	AllowPrivate []string `mapstructure:"allow_private"`
+}
+
+// QueueConfig names the broker (RabbitMQ) through which peers behind a queue are asked. Without one they can't be.
+type QueueConfig struct {
+	// URLEnv names the environment variable that holds the broker's URL, such as amqp://user:password@host:5672/vhost.
+	// Defaults to none: there is no broker.
+	URLEnv string `mapstructure:"url_env"`
+	// URLFile is the file that holds it. At most one of URLEnv and URLFile may be set.
+	URLFile string `mapstructure:"url_file"`
+	// Deployment is what this deployment is called among those on the same virtual host: all processes on one database have
+	// the same name, and no others do. Required with a broker.
+	Deployment string `mapstructure:"deployment"`
+	// ReplyQueue is the durable queue that peers send final answers to. Defaults to "a2a.replies." and Deployment.
+	ReplyQueue string `mapstructure:"reply_queue"`
+	// Prefetch is how many answers are taken from it at a time. Defaults to 64.
+	Prefetch int `mapstructure:"prefetch"`
+	// TLS is for a broker whose URL begins with amqps://.
+	TLS QueueTLSConfig `mapstructure:"tls"`
+}
+
+// QueueTLSConfig says how the connection to the broker is made secure.
+type QueueTLSConfig struct {
+	// CAFile has the authorities to trust, in PEM. Defaults to the machine's.
+	CAFile string `mapstructure:"ca_file"`
+	// CertFile is our certificate, in PEM, for a broker that wants one. It goes with KeyFile.
+	CertFile string `mapstructure:"cert_file"`
+	// KeyFile is the certificate's key.
+	KeyFile string `mapstructure:"key_file"`
+	// ServerName is whom the broker's certificate has to name. Defaults to the host of the URL.
+	ServerName string `mapstructure:"server_name"`
 }
 
 // SessionsConfig bounds sessions.
@@ -364,6 +396,7 @@ func (c Config) Complete() (Config, error) {
 	c.Loop = c.Loop.filled()
 	c.Subagents = c.Subagents.filled()
 	c.A2A = c.A2A.filled()
+	c.fillQueue()
 	c.Sessions = SessionsConfig{
 		Retention: cmp.Or(c.Sessions.Retention, 720*time.Hour),
 		MaxQueued: cmp.Or(c.Sessions.MaxQueued, 100),
@@ -515,7 +548,7 @@ func (a APIConfig) filled() APIConfig {
 func (a A2AConfig) filled() A2AConfig {
 	a.Name = cmp.Or(a.Name, "orchestrator")
 	if len(a.Prefer) == 0 {
-		a.Prefer = slices.Clone(a2ahttp.Bindings)
+		a.Prefer = slices.Concat(a2ahttp.Bindings, []string{a2a.BindingAMQP})
 	}
 	a.MaxWait = cmp.Or(a.MaxWait, 3*time.Minute)
 	a.CallTimeout = cmp.Or(a.CallTimeout, 10*time.Minute)
@@ -525,6 +558,35 @@ func (a A2AConfig) filled() A2AConfig {
 	a.MaxDepth = cmp.Or(a.MaxDepth, 8)
 	a.CardRefresh = cmp.Or(a.CardRefresh, 4*time.Hour)
 	return a
+}
+
+// replyQueuePrefix begins the names of reply queues.
+const replyQueuePrefix = "a2a.replies."
+
+func (c *Config) fillQueue() {
+	q := &c.Queue
+	q.Prefetch = cmp.Or(q.Prefetch, 64)
+	q.URLFile = c.abs(q.URLFile)
+	q.TLS.CAFile, q.TLS.CertFile, q.TLS.KeyFile = c.abs(q.TLS.CAFile), c.abs(q.TLS.CertFile), c.abs(q.TLS.KeyFile)
+	if q.Deployment != "" {
+		q.ReplyQueue = cmp.Or(q.ReplyQueue, replyQueuePrefix+q.Deployment)
+	}
+}
+
+// Broker returns the broker's URL, password included, or "" when there is none. An error is one plain sentence that says
+// what to set.
+func (q QueueConfig) Broker(getenv func(string) string) (string, error) {
+	switch {
+	case q.URLFile != "":
+		return readSecret(q.URLFile)
+	case q.URLEnv == "":
+		return "", nil
+	}
+	value := strings.TrimSpace(getenv(q.URLEnv))
+	if value == "" {
+		return "", fmt.Errorf("the broker: set %s, which queue.url_env names", q.URLEnv)
+	}
+	return value, nil
 }
 
 // APIKey returns the key of a model, or "" when it needs none. An error is one plain sentence that says what to set.
@@ -670,7 +732,7 @@ func (c Config) validate() error {
 	v.positive("a2a.card_refresh", c.A2A.CardRefresh)
 	v.url("a2a.url", c.A2A.URL)
 	for i, b := range c.A2A.Prefer {
-		v.oneOf(fmt.Sprintf("a2a.prefer[%d]", i), b, a2ahttp.Bindings...)
+		v.oneOf(fmt.Sprintf("a2a.prefer[%d]", i), b, slices.Concat(a2ahttp.Bindings, []string{a2a.BindingAMQP})...)
 	}
 	if _, err := a2a.ParseAllowed(c.A2A.AllowPrivate); err != nil {
 		v.fault("a2a.allow_private", fmt.Sprint(c.A2A.AllowPrivate), err.Error())
@@ -691,6 +753,7 @@ func (c Config) validate() error {
 		}
 	}
 
+	c.validateQueue(v)
 	v.positive("sessions.retention", c.Sessions.Retention)
 	v.count("sessions.max_queued", c.Sessions.MaxQueued)
 	if c.Sessions.LeaseTTL < time.Second {
@@ -756,6 +819,27 @@ func (c Config) validateModels(v *validator) (names []string) {
 		}
 	}
 	return names
+}
+
+func (c Config) validateQueue(v *validator) {
+	q := c.Queue
+	v.count("queue.prefetch", q.Prefetch)
+	switch {
+	case q.URLEnv != "" && q.URLFile != "":
+		v.fault("queue.url_env", q.URLEnv, "set it or url_file, not both")
+	case q.URLEnv != "" && !envName.MatchString(q.URLEnv):
+		v.fault("queue.url_env", "not a name", "it is the name of an environment variable, not the URL itself")
+	case q.URLEnv+q.URLFile == "":
+		return
+	}
+	if !entryName.MatchString(q.Deployment) {
+		v.fault("queue.deployment", fmt.Sprintf("%q", q.Deployment), "a broker needs it: 1 to 64 letters, digits, '.', '_' or '-' that name this deployment among all on the virtual host")
+	} else if err := a2aqueue.CheckQueueName(q.ReplyQueue); err != nil {
+		v.fault("queue.reply_queue", fmt.Sprintf("%q", q.ReplyQueue), err.Error())
+	}
+	if (q.TLS.CertFile == "") != (q.TLS.KeyFile == "") {
+		v.fault("queue.tls.cert_file", fmt.Sprintf("%q", q.TLS.CertFile), "it and key_file go together")
+	}
 }
 
 func (c Config) validateAgents(v *validator) (names []string) {

@@ -32,7 +32,11 @@ func (a *App) Serve(ctx context.Context, ready func(addr net.Addr)) error {
 		}
 		if err := a.Ready(check); err != nil {
 			a.log.WarnContext(check, "not ready", "err", err)
-			answer(w, http.StatusServiceUnavailable, "the store doesn't answer")
+			text := "the store doesn't answer"
+			if errors.Is(err, errNoBroker) {
+				text = "a broker can't be reached"
+			}
+			answer(w, http.StatusServiceUnavailable, text)
 			return
 		}
 		answer(w, http.StatusOK, "ok")

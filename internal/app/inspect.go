@@ -17,7 +17,7 @@ func Inspect(cfg Config) (*App, error) {
 		return nil, err
 	}
 	a := &App{cfg: cfg, log: slog.New(slog.DiscardHandler), store: session.NewMemory(), metrics: newRegistry()}
-	if err := a.build(); err != nil {
+	if err := a.build(false); err != nil {
 		return nil, err
 	}
 	return a, nil
