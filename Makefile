@@ -34,8 +34,9 @@ check: ## static checks: gofmt, vet, staticcheck, go fix, go mod tidy
 	$(GO) fix -diff ./...
 	$(GO) mod tidy -diff
 
-docs: ## write docs/cli.md and docs/configuration.md from the code
+docs: ## write docs/cli.md, configuration.md, events.md and openapi.json from the code
 	$(GO) test ./cmd/orchestrator -run '^TestDocs' -count=1 -update
+	$(GO) test ./httpapi -run '^TestDocs' -count=1 -update
 
 bench: ## measure what the product costs beyond its parts; BENCHFLAGS="-run append" picks
 	$(GO) run ./bench $(BENCHFLAGS)

@@ -68,7 +68,7 @@ var homes = map[string][]string{
 	"github.com/anthropics/anthropic-sdk-go/v2": {"llm/anthropic"},
 	"github.com/openai/openai-go/v3":            {"llm/openai"},
 	"github.com/pressly/goose/v3":               {"store"},
-	"github.com/santhosh-tekuri/jsonschema/v6":  {"agentloop"},
+	"github.com/santhosh-tekuri/jsonschema/v6":  {"agentloop", "httpapi"},
 	"github.com/spf13/cobra":                    {"cmd"},
 	"github.com/spf13/pflag":                    {"cmd"},
 	"github.com/spf13/viper":                    {"cmd"},

@@ -34,7 +34,7 @@ func eventsOp(o huma.Operation, api huma.API) huma.Operation {
 	o.Responses = map[string]*huma.Response{"200": {
 		Description: "With Accept: text/event-stream a stream of server-sent events, else a page. The stream's frames are named by the event's type and hold an Event; durable ones have its seq as id. Besides: stream.open {rootAgentId, headSeq, after} first; stream.reset {reason, headSeq} when the position is none of this log; stream.end {reason, lastSeq} last.",
 		Content: map[string]*huma.MediaType{
-			"application/json": {Schema: huma.SchemaFromType(r, typeOf[EventPage]())},
+			"application/json": {Schema: r.Schema(typeOf[EventPage](), true, "")},
 			streamType:         {Schema: &huma.Schema{Type: "string"}},
 		},
 	}}

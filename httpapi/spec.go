@@ -42,6 +42,24 @@ var enums = map[string][]any{
 	"Call.state":      {"waiting", "open", "detached", "answered", "consumed", "folded", "expired", "cancelled"},
 }
 
+// describeEvents adds the bodies of all event types, and says at Event which type has which.
+func describeEvents(r huma.Registry) {
+	types := make(map[string]any)
+	for _, info := range session.EventCatalog() {
+		about := map[string]any{"description": info.Text}
+		if info.Type.Ephemeral() {
+			about["ephemeral"] = true
+		}
+		if info.Data != nil {
+			about["data"] = r.Schema(reflect.TypeOf(info.Data), true, "")
+		}
+		types[string(info.Type)] = about
+	}
+	event := r.Map()["Event"]
+	event.Description = "The envelope of everything that happens. x-event-types says what each type is, and which schema its data has; a body over 64 KiB is {artifact, size} instead, and the artifact of that key holds it."
+	event.Extensions = map[string]any{"x-event-types": types}
+}
+
 // polish says in the document what the Go types can't.
 func polish(doc *huma.OpenAPI) {
 	doc.Info.Description = "Sessions of an agent, their turns, and everything that happens in them. Errors are RFC 9457 problems with a stable code. Answers may get more fields; ignore those you don't know."
@@ -50,6 +68,9 @@ func polish(doc *huma.OpenAPI) {
 	doc.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"key": {
 		Type: "http", Scheme: "bearer", Description: "An API key, made by orchestrator keys create. Needed unless the server is the local operator's own.",
 	}}
+	describeEvents(doc.Components.Schemas)
+	submit := doc.Paths["/v1/sessions/{session}/turns"].Post.Responses
+	submit["200"] = &huma.Response{Description: "With wait: the turn is what was waited for.", Content: submit["202"].Content}
 	requests := map[string]bool{"NewSession": true, "NewTurn": true, "CancelRequest": true}
 	for name, schema := range doc.Components.Schemas.Map() {
 		if !requests[name] {
