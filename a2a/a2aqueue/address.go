@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -14,6 +15,8 @@ type Address struct {
 	Vhost string // "/" is the default one
 	Queue string // of an agent's requests; may be empty of a broker's address
 }
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9._-]*$`)
 
 const (
 	schemePlain = "amqp"
@@ -41,6 +44,8 @@ func ParseAddress(s string) (Address, error) {
 	case u.User != nil:
 		return Address{}, fmt.Errorf("an address holds no user or password (%s)", u.Redacted())
 	case u.Opaque != "" || u.Hostname() == "" && (u.Host != "" || strings.Trim(u.Path, "/") != ""):
+		return Address{}, fmt.Errorf("an address names a host, unlike %q", s)
+	case !hostName.MatchString(u.Hostname()) && net.ParseIP(u.Hostname()) == nil:
 		return Address{}, fmt.Errorf("an address names a host, unlike %q", s)
 	case u.Fragment != "":
 		return Address{}, fmt.Errorf("an address has no fragment, unlike %q", s)
