@@ -341,6 +341,9 @@ func TestEveryDocumentedMetricIsServedAndEveryServedOneIsDocumented(t *testing.T
 		return found
 	}
 	documented := names("(?m)^\\| `(orchestrator_[a-z_]+)` ", string(doc))
+	documented = slices.DeleteFunc(documented, func(name string) bool { // there is no broker here: a2aqueue compares its own
+		return strings.HasPrefix(name, "orchestrator_broker_") || strings.HasPrefix(name, "orchestrator_queue_")
+	})
 	if diff := cmp.Diff(documented, names(`(?m)^# TYPE (orchestrator_[a-z_]+) `, served)); diff != "" {
 		t.Errorf("metrics of docs/metrics.md and of /metrics (-documented +served):\n%s\n%s", diff, served)
 	}
