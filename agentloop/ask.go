@@ -90,7 +90,7 @@ func (r *run) call(ctx context.Context, req llm.Request, publish bool) (id strin
 			return "", answer, context.Cause(ctx)
 		}
 		failed, ok := errors.AsType[*llm.Error](err)
-		switch {
+		switch { // what ends the turn is told by its end; the log has what is not for its readers
 		case !ok:
 			r.log.ErrorContext(ctx, "model call failed", "model", r.modelName, "err", err)
 			return "", answer, failf(stopError, "the model call failed with an internal error; the operator's log says which")
@@ -98,14 +98,14 @@ func (r *run) call(ctx context.Context, req llm.Request, publish bool) (id strin
 			r.log.InfoContext(ctx, "context too large for the model", "model", r.modelName, "err", err)
 			return "", answer, errOverflow
 		case !failed.Retryable:
-			r.log.WarnContext(ctx, "model call failed", "model", r.modelName, "err", err)
-			return "", answer, failf(stopError, "the model call failed: %s", failed.Message)
+			r.log.InfoContext(ctx, "model call failed", "model", r.modelName, "err", err)
+			return "", answer, modelFailed(failed, "the model call failed: %s", failed.Message)
 		case try > max(0, r.limits.Retries):
-			r.log.WarnContext(ctx, "model call failed", "model", r.modelName, "tries", try, "err", err)
-			return "", answer, failf(stopError, "the model call failed %d times, the last time: %s", try, failed.Message)
+			r.log.InfoContext(ctx, "model call failed", "model", r.modelName, "tries", try, "err", err)
+			return "", answer, modelFailed(failed, "the model call failed %d times, the last time: %s", try, failed.Message)
 		case failed.RetryAfter > r.limits.MaxRetryAfter:
-			r.log.WarnContext(ctx, "model call failed", "model", r.modelName, "err", err)
-			return "", answer, failf(stopError, "the model call failed: %s; the provider asks to wait %s", failed.Message, failed.RetryAfter)
+			r.log.InfoContext(ctx, "model call failed", "model", r.modelName, "err", err)
+			return "", answer, modelFailed(failed, "the model call failed: %s; the provider asks to wait %s", failed.Message, failed.RetryAfter)
 		}
 		r.log.InfoContext(ctx, "model call failed, trying again", "model", r.modelName, "try", try, "err", err)
 		if _, err := r.commit(ctx, session.Batch{Events: []session.Event{

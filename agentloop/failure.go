@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"orchestrator/llm"
 	"orchestrator/session"
 )
 
@@ -12,6 +13,7 @@ import (
 type failure struct {
 	stopReason string
 	sentence   string
+	code       string // of session.TurnEnded; mostly none
 }
 
 func (f *failure) Error() string { return f.sentence }
@@ -28,6 +30,15 @@ const (
 
 func failf(stopReason, format string, args ...any) error {
 	return &failure{stopReason: stopReason, sentence: fmt.Sprintf(format, args...)}
+}
+
+// modelFailed is a failure for a model call that isn't made again.
+func modelFailed(cause *llm.Error, format string, args ...any) error {
+	f := &failure{stopReason: stopError, sentence: fmt.Sprintf(format, args...)}
+	if cause.Unreachable {
+		f.code = session.CodeModelUnreachable
+	}
+	return f
 }
 
 // leaves reports whether an error means that the turn goes on elsewhere, or later, or has ended without us.
@@ -64,7 +75,7 @@ func (r *run) outcome(ctx context.Context, stopReason string, err error) (sessio
 		return out, nil
 	}
 	if failed {
-		out.State, out.StopReason, out.Error = session.StateFailed, fail.stopReason, fail.sentence
+		out.State, out.StopReason, out.Error, out.Code = session.StateFailed, fail.stopReason, fail.sentence, fail.code
 		return out, nil
 	}
 	if cause != nil {

@@ -448,18 +448,22 @@ func TestAskSaysWhyTheModelCanNotBeAsked(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		handler http.HandlerFunc // nil: nobody listens
-		want    []string
+		code    int
+		want    []string // each is told once
 	}{
 		"a wrong key": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusUnauthorized)
 			fmt.Fprintf(w, `{"error":{"message":"Incorrect API key provided: %s.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}`, chatKey)
-		}, []string{"the turn failed: the model call failed", "does not accept the API key"}},
+		}, 1, []string{"the turn failed: the model call failed", "does not accept the API key"}},
 		"a web page": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
 			fmt.Fprint(w, "<!doctype html><p>Welcome</p>")
-		}, []string{"the server answered with a web page (HTML); check the base URL"}},
-		"nobody there": {nil, []string{"the model call failed 2 times", "connection refused"}},
+		}, 1, []string{"the server answered with a web page (HTML); check the base URL"}},
+		"nobody there": {nil, 3, []string{
+			"connection refused; trying again\n", "orchestrator: the turn failed: the model call failed 3 times, the last time: no answer from ",
+			"check that the model's server runs",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -468,13 +472,16 @@ func TestAskSaysWhyTheModelCanNotBeAsked(t *testing.T) {
 			if tt.handler == nil {
 				server.Close()
 			}
-			p := newPlace(t, "OPENAI_API_KEY="+chatKey, "OPENAI_BASE_URL="+server.URL+"/v1", "ORCHESTRATOR_LOOP_RETRIES=1")
+			p := newPlace(t, "OPENAI_API_KEY="+chatKey, "OPENAI_BASE_URL="+server.URL+"/v1", "ORCHESTRATOR_LOOP_RETRIES=2")
 			run := p.run("ask", asked)
-			run.exits(1)
+			run.exits(tt.code)
 			for _, want := range tt.want {
-				if !strings.Contains(run.stderr.String(), want) {
-					t.Errorf("standard error has no %q:\n%s", want, run.stderr)
+				if got := strings.Count(run.stderr.String(), want); got != 1 {
+					t.Errorf("standard error has %q %d times, want it once:\n%s", want, got, run.stderr)
 				}
+			}
+			if strings.Contains(run.stderr.String(), "level=") {
+				t.Errorf("a person is shown the operator's log:\n%s", run.stderr)
 			}
 			if strings.Contains(run.said(), chatKey) {
 				t.Errorf("the key is printed:\n%s", run.said())

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"orchestrator/a2a/a2atest"
 )
 
 // terminal returns a pseudo-terminal: what is written to the end a program gets, and a transcript of what it shows.
@@ -102,5 +104,41 @@ func TestAskOnATerminalShowsTheWordsAsTheyComeAboveTheTree(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestWhatTakesLongIsShownOnATerminalAndTakenAwayAgain(t *testing.T) {
+	t.Parallel()
+	gate := a2atest.NewGate()
+	peer := a2atest.New(t, a2atest.Config{Name: "painter", Script: func(x *a2atest.Exchange) {
+		x.Wait(gate)
+		x.State(a2atest.Completed, "a wall")
+	}})
+	p := newPlace(t, "TERM=xterm-256color")
+	p.write("peers.yaml", fmt.Sprintf("peers:\n  - {name: painter, card: %q}\n", peer.URL()))
+	binary, err := buildOrchestrator()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, "peers", "call", "painter", "paint")
+	tty, shown := terminal(t, 100, 30)
+	cmd.Stderr = tty
+	run := p.startCommand(cmd)
+	run.prints(shown, "asking painter … 1s")
+	run.prints(shown, "… 2s")
+	gate.Open()
+	run.exits(0)
+	if err := tty.Close(); err != nil {
+		t.Fatal(err)
+	}
+	said := shown.String()
+	if first, _, _ := strings.Cut(said, "…"); first != "\r\x1b[Kasking painter " {
+		t.Errorf("it begins with %q", first)
+	}
+	if !strings.HasSuffix(said, "s\r\x1b[K") {
+		t.Errorf("the line is not taken away:\n%q", said)
+	}
+	if got := run.stdout.String(); got != "a wall\n" {
+		t.Errorf("standard output is %q, want the answer alone", got)
 	}
 }

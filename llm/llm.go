@@ -107,14 +107,15 @@ type Model interface {
 
 // Error is a failed model call.
 type Error struct {
-	Provider   string
-	Status     int    // HTTP status; 0 if none
-	Code       string // the provider's, if any
-	Message    string // a plain sentence, without secrets
-	Retryable  bool
-	RetryAfter time.Duration // what the provider asked for; 0 if it didn't
-	Overflow   bool          // the context is larger than the model takes
-	Err        error
+	Provider    string
+	Status      int    // HTTP status; 0 if none
+	Code        string // the provider's, if any
+	Message     string // a plain sentence, without secrets
+	Retryable   bool
+	RetryAfter  time.Duration // what the provider asked for; 0 if it didn't
+	Overflow    bool          // the context is larger than the model takes
+	Unreachable bool          // nothing answered at the model's address
+	Err         error
 }
 
 func (e *Error) Error() string {

@@ -79,8 +79,12 @@ type TurnEnded struct {
 	Output     string `json:"output,omitempty"`
 	StopReason string `json:"stopReason,omitempty"`
 	Error      string `json:"error,omitempty"`
+	Code       string `json:"code,omitempty"` // of the error, for programs: model_unreachable
 	Usage      Usage  `json:"usage"`
 }
+
+// CodeModelUnreachable is the code of a turn that failed since nothing answered at its model's address.
+const CodeModelUnreachable = "model_unreachable"
 
 // Role says whose words a message holds.
 type Role string

@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,12 +32,19 @@ func (c *cli) askCommand() *cobra.Command {
 the agent's words on standard output, what happens meanwhile on standard error (on a terminal, as a tree).
 
 It ends when everything the question set going has come home, and waits up to --late for peers that were given up on.
-What is still open then stays in the database and is followed by the next ask or serve.`,
+What is still open then stays in the database and is followed by the next ask or serve.
+
+It exits with 1 when the turn fails, and with 3 when it does since nothing answers at the model's address.`,
 		Example: `  orchestrator ask "Compare the three ways to cross the bay."
   orchestrator ask --session s_01K... "And the cheapest?"
   orchestrator ask --no-wait "Plan the move." && orchestrator serve`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return c.ask(cmd, args[0], f) },
+		Args: takes(`"..."`),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.TrimSpace(args[0]) == "" {
+				return withHint(usageError{errors.New("the question is empty")}, `orchestrator ask "..."`)
+			}
+			return c.ask(cmd, args[0], f)
+		},
 	}
 	cmd.Flags().DurationVar(&f.late, "late", time.Minute, "how long to wait for late answers")
 	cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "end with the first answer, and say how to look later")
@@ -119,6 +126,7 @@ func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
 	show := shower(&jsonShower{w: c.stdout})
 	if c.output == outputText {
 		v := c.newView(false)
+		v.silent = turn
 		defer func() { err = errors.Join(err, v.Close()) }()
 		if err := eachEvent(ctx, a.Manager.Store(), root, 0, func(e session.Event) error {
 			if e.Seq <= after {
@@ -188,7 +196,12 @@ func turnError(ctx context.Context, a *app.App, turn session.TurnID) error {
 	}
 	switch {
 	case rec.State == session.StateFailed && body.Ended != nil:
-		return fmt.Errorf("the turn failed: %s", body.Ended.Error)
+		err := fmt.Errorf("the turn failed: %s", body.Ended.Error)
+		if body.Ended.Code == session.CodeModelUnreachable {
+			return withHint(unreachableError{err}, "check that the model's server runs and its base_url is right: orchestrator config print; "+
+				"then go on with: orchestrator ask --session %s \"...\"", rec.Tree)
+		}
+		return err
 	case rec.State == session.StateFailed, rec.State == session.StateCancelled:
 		return fmt.Errorf("the turn is %s", rec.State)
 	}

@@ -220,7 +220,8 @@ func TestAskFailsPlainly(t *testing.T) {
 		t.Errorf("without a model: exit code %d, message %q, want 2 and one line that says what to set", code, stderr)
 	}
 	for args, want := range map[string]string{
-		"ask":                  "accepts 1 arg",
+		"ask":                  "orchestrator: orchestrator ask: \"...\" is missing\n  → orchestrator ask \"...\"\n",
+		"ask what now":         "takes 1 argument, got 2; put the question in quotes",
 		"ask --late=-1s hello": "--late is -1s: it must not be negative",
 	} {
 		code, _, stderr := w.run(strings.Fields(args)...)

@@ -36,6 +36,7 @@ type agentState struct {
 	tools     []openTool
 	origin    session.Origin // of the running turn
 	queued    int            // turns
+	problem   string         // that was told last and is not over
 }
 
 type openTool struct {
@@ -218,7 +219,7 @@ func (b *board) applyTurn(a *agentState, e session.Event) {
 			a.state = "running"
 		}
 	case session.EventTurnCompleted, session.EventTurnFailed, session.EventTurnCancelled:
-		a.speaking, a.messageID, a.tools = "", "", nil
+		a.speaking, a.messageID, a.problem, a.tools = "", "", "", nil
 		if e.Root {
 			a.state = "idle"
 		}
@@ -237,7 +238,7 @@ func (b *board) applyMessage(a *agentState, e session.Event) {
 		}
 		a.speaking += d.Text
 	case session.EventMessageCompleted:
-		a.messageID, a.speaking = "", ""
+		a.messageID, a.speaking, a.problem = "", "", ""
 		b.said[decode[session.Message](e).MessageID] = true
 	}
 }

@@ -56,7 +56,7 @@ func (c *cli) callsCommand() *cobra.Command {
 func (c *cli) cancelCallCommand() *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
-		Use: "cancel ID", Short: "Cancel a call to a peer, while no process has the database open", Args: cobra.ExactArgs(1),
+		Use: "cancel ID", Short: "Cancel a call to a peer, while no process has the database open", Args: takes("ID"),
 		Long: `cancel ends the wish for a peer's reply: whoever waits for it goes on without, and a reply that comes all the same is
 kept on the call and told to nobody. The peer is told to stop by the next serve or ask.
 

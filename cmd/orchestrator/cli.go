@@ -112,6 +112,24 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return errors.New(unknownKey("command", args[0], args[0], names))
 }
 
+// takes wants the arguments that a command's usage names, as many as there are names.
+func takes(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		usage := cmd.CommandPath() + " " + strings.Join(names, " ")
+		err := fmt.Errorf("%s: %s is missing", cmd.CommandPath(), names[min(len(args), len(names)-1)])
+		if len(args) > len(names) {
+			err = fmt.Errorf("%s takes %s, got %d", cmd.CommandPath(), count(len(names), "argument"), len(args))
+			if quoted := names[len(names)-1]; strings.HasPrefix(quoted, `"`) {
+				err = fmt.Errorf("%w; put the question in quotes", err)
+			}
+		}
+		return withHint(usageError{err}, "%s", usage)
+	}
+}
+
 // group is a command that only holds others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{

@@ -57,7 +57,7 @@ func (c *cli) migrate(cmd *cobra.Command) error {
 
 func (c *cli) backupCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "backup FILE", Short: "Copy the database to a new file, also while a process has it open", Args: cobra.ExactArgs(1),
+		Use: "backup FILE", Short: "Copy the database to a new file, also while a process has it open", Args: takes("FILE"),
 		Long: `backup writes the database, as it is at one moment, to a new file that is a whole database by itself. It may run beside
 serve or ask, which go on meanwhile. Copying the file with cp is not safe then: what was written last is in a log beside it.
 To restore, stop every process, put the copy in the database's place, and remove the files beside it that end in -wal and

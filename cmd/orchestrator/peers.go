@@ -26,7 +26,7 @@ func (c *cli) peersCommand() *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return c.inspect(cmd, c.listPeers) },
 		},
 		&cobra.Command{
-			Use: "show NAME", Short: "Show what a peer's card says; exits with 3 if it can't be reached", Args: cobra.ExactArgs(1),
+			Use: "show NAME", Short: "Show what a peer's card says; exits with 3 if it can't be reached", Args: takes("NAME"),
 			Example:           `  orchestrator peers show advisor`,
 			ValidArgsFunction: firstArg(c.completePeers),
 			RunE: func(cmd *cobra.Command, args []string) error {

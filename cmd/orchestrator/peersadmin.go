@@ -16,7 +16,7 @@ import (
 func (c *cli) addPeerCommand() *cobra.Command {
 	g := a2a.Registration{By: "the operator"}
 	cmd := &cobra.Command{
-		Use: "add NAME --card-url URL", Short: "Make a peer known, also to a server that runs", Args: cobra.ExactArgs(1),
+		Use: "add NAME --card-url URL", Short: "Make a peer known, also to a server that runs", Args: takes("NAME"),
 		Long: `add fetches a peer's card and, if the peer can be asked, keeps its name and URL in peers.registered.json in data_dir. A
 serve or ask that runs on the same data_dir knows it within a second. The same again renews the description.
 
@@ -87,7 +87,7 @@ func addError(g a2a.Registration, err error) error {
 
 func (c *cli) removePeerCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME", Short: "Forget a peer that was added, also in a server that runs", Args: cobra.ExactArgs(1),
+		Use: "remove NAME", Short: "Forget a peer that was added, also in a server that runs", Args: takes("NAME"),
 		Long: `remove forgets a peer that "peers add" or an agent's register_agent has added. A serve or ask that runs on the same
 data_dir forgets it within a second. Peers of peers.yaml are removed there.
 

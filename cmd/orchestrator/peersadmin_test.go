@@ -118,7 +118,7 @@ func TestPeersAddAndRemoveSayWhatIsInTheWay(t *testing.T) {
 		want string
 	}{
 		"no URL":            {[]string{"add", "x"}, exitUsage, "--card-url is required"},
-		"no name":           {[]string{"add", "--card-url", p.URL()}, exitUsage, "accepts 1 arg"},
+		"no name":           {[]string{"add", "--card-url", p.URL()}, exitUsage, "NAME is missing"},
 		"a bad name":        {[]string{"add", "a b", "--card-url", p.URL()}, exitUsage, "correct the name"},
 		"a bad URL":         {[]string{"add", "x", "--card-url", "ftp://example.com"}, exitUsage, "correct the url"},
 		"nobody there":      {[]string{"add", "x", "--card-url", "http://127.0.0.1:1"}, exitUnreachable, "connection refused"},

@@ -31,7 +31,7 @@ type callFlags struct {
 func (c *cli) callPeerCommand() *cobra.Command {
 	var f callFlags
 	cmd := &cobra.Command{
-		Use: `call NAME "..."`, Short: "Ask a peer directly and print what it says as it comes", Args: cobra.ExactArgs(2),
+		Use: `call NAME "..."`, Short: "Ask a peer directly and print what it says as it comes", Args: takes("NAME", `"..."`),
 		Long: `call asks a peer without a model, a session or a database: to see whether it works and what it says. The peer's words and
 artifacts go to standard output as they come, its progress to standard error. With - for the question it is read from
 standard input.

@@ -124,7 +124,7 @@ func TestPeersCallSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 	}{
 		{[]string{"advisr", "x"}, exitUsage, `did you mean "advisor"?`},
 		{[]string{"advisor", " "}, exitUsage, "the question is empty"},
-		{[]string{"advisor"}, exitUsage, "accepts 2 arg"},
+		{[]string{"advisor"}, exitUsage, `"..." is missing`},
 		{[]string{"advisor", "x", "--timeout", "-1s"}, exitUsage, "--timeout is -1s"},
 		{[]string{"advisor", "x"}, exitUnreachable, "orchestrator peers show advisor"},
 	} {

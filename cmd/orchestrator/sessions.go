@@ -48,7 +48,7 @@ func (c *cli) sessionsCommand() *cobra.Command {
 	return group("sessions", "Look at sessions",
 		list, c.tailSessionCommand(),
 		&cobra.Command{
-			Use: "show ID", Short: "Tell what happened in a session; -o json prints its log", Args: cobra.ExactArgs(1),
+			Use: "show ID", Short: "Tell what happened in a session; -o json prints its log", Args: takes("ID"),
 			Example: `  orchestrator sessions show s_01K...
   orchestrator sessions show s_01K... -o json > log.jsonl`,
 			ValidArgsFunction: firstArg(c.completeSessions),

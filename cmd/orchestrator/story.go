@@ -49,7 +49,7 @@ func (b *board) sentence(e session.Event, waiting []string) string {
 	case "session":
 		switch e.Type {
 		case session.EventSessionError:
-			return "problem: " + shortText(decode[session.SessionError](e).Message, 200)
+			return b.problemSentence(e)
 		case session.EventSessionClosed:
 			return "the session is closed"
 		}
@@ -61,6 +61,21 @@ func (b *board) sentence(e session.Event, waiting []string) string {
 		}
 	}
 	return ""
+}
+
+// problemSentence tells of each problem once, however often it is met in a row.
+func (b *board) problemSentence(e session.Event) string {
+	d := decode[session.SessionError](e)
+	a := b.agent(e.AgentID, e.ParentAgentID)
+	if a.problem == d.Message {
+		return ""
+	}
+	a.problem = d.Message
+	text := "problem: " + shortText(d.Message, 200)
+	if d.WillRetry {
+		text += "; trying again"
+	}
+	return text
 }
 
 func (b *board) turnSentence(e session.Event) string {

@@ -19,7 +19,7 @@ func (c *cli) tailSessionCommand() *cobra.Command {
 	var last int
 	var untilIdle bool
 	cmd := &cobra.Command{
-		Use: "tail ID", Short: "Follow what happens in a session; -o json prints its log", Args: cobra.ExactArgs(1),
+		Use: "tail ID", Short: "Follow what happens in a session; -o json prints its log", Args: takes("ID"),
 		Long: `tail prints the last of what happened in a session and its subagents, and then what happens, as it is written. It only
 reads, beside the process that runs the session if there is one, until it is interrupted; with --until-idle until nothing
 of the session is at work and no reply is waited for.`,

@@ -34,9 +34,10 @@ type view struct {
 
 	streaming string // message that Out holds the beginning of
 	streamed  string
-	held      []line // notes that wait for the message's end
-	started   bool   // something was written where messages go
-	said      bool   // what was written last there is a message
+	held      []line         // notes that wait for the message's end
+	silent    session.TurnID // how it fails is for the caller to tell
+	started   bool           // something was written where messages go
+	said      bool           // what was written last there is a message
 
 	drawn []int // columns of each line of the tree on the screen
 }
@@ -60,6 +61,9 @@ func (v *view) Event(e session.Event, now time.Time) {
 		return
 	}
 	lines := v.board.tell(e)
+	if e.TurnID != "" && e.TurnID == v.silent && (e.Type == session.EventTurnFailed || e.Type == session.EventTurnCancelled) {
+		lines = nil
+	}
 	if e.Root && (e.Type == session.EventMessageCompleted || e.Type == session.EventMessageDelta) {
 		v.rootMessage(e, now)
 	}

@@ -146,7 +146,9 @@ func (s *Server) requestError(err error) error {
 		err = urlErr.Err
 	}
 	_, badCert := errors.AsType[*tls.CertificateVerificationError](err)
-	return s.Error(fmt.Sprintf("no answer from %s: %s", s.Host, s.Clean(err.Error())), !badCert, err)
+	e := s.Error(fmt.Sprintf("no answer from %s: %s", s.Host, s.Clean(err.Error())), !badCert, err)
+	e.Unreachable = true
+	return e
 }
 
 func retryableStatus(status int) bool {

@@ -178,6 +178,9 @@ func TestNetworkErrors(t *testing.T) {
 			if got.Retryable != tt.retryable || !strings.Contains(got.Message, tt.want) || !errors.Is(got, tt.err) && tt.name != "certificate" {
 				t.Errorf("error = %v, retryable %v; want %q, retryable %v", got, got.Retryable, tt.want, tt.retryable)
 			}
+			if !got.Unreachable {
+				t.Error("the error doesn't say that the server can't be reached")
+			}
 		})
 	}
 }
