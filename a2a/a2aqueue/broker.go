@@ -26,7 +26,8 @@ type BrokerConfig struct {
 	Name string
 	// Logger is told of connections made and lost. Nil says nothing.
 	Logger *slog.Logger
-	// Registry takes the metrics, whose label broker is the URL without credentials; nil keeps them to ourselves.
+	// Registry takes the metrics; nil keeps them to ourselves. Of several brokers each needs one with a label of its own,
+	// by prometheus.WrapRegistererWith.
 	Registry prometheus.Registerer
 
 	// PublishTimeout bounds a Publish whose context has no earlier end. Defaults to 10 seconds.
@@ -127,8 +128,7 @@ func NewBroker(cfg BrokerConfig) (*Broker, error) {
 	}
 	b := &Broker{cfg: cfg, metrics: newMetrics(), sends: make(chan *sending), fewer: make(chan struct{})}
 	if cfg.Registry != nil {
-		reg := prometheus.WrapRegistererWith(prometheus.Labels{"broker": addr.shown}, cfg.Registry)
-		if err := b.metrics.register(reg); err != nil {
+		if err := b.metrics.register(cfg.Registry); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
