@@ -371,7 +371,7 @@ func (t *Tracker) change(ctx context.Context, id session.CallID, decide func(*Pe
 // changed tells who has to know of a commit on a call.
 func (t *Tracker) changed(was session.State, p PendingA2ATask) {
 	if p.State != StateWaiting {
-		t.waiters.wake(p.ID)
+		t.waiters.wake(p.ID, &p)
 	}
 	if p.State == was || p.Wanted() {
 		return

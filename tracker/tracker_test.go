@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -237,6 +238,52 @@ func TestWaitReturnsTheReply(t *testing.T) {
 		want(t, "waited", time.Since(began), 10*time.Second)
 		want(t, "peer's task", got.PeerTaskID, "task-1")
 		wg.Wait()
+	})
+}
+
+// countingStore counts the reads of single records.
+type countingStore struct {
+	session.Store
+
+	reads atomic.Int64
+}
+
+func (s *countingStore) Record(ctx context.Context, kind session.Kind, key string) (session.Record, error) {
+	s.reads.Add(1)
+	return s.Store.Record(ctx, kind, key)
+}
+
+func TestWaitReadsNothingWhenTheReplyIsDeliveredHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &countingStore{Store: session.NewMemory()}
+		w := newWorldOn(t, store)
+		p := w.register(t, w.child, time.Minute)
+		var got [2]tracker.PendingA2ATask
+		var wg sync.WaitGroup
+		for i := range got {
+			wg.Go(func() {
+				var err error
+				if got[i], err = w.Wait(t.Context(), p.ID); err != nil {
+					t.Errorf("Wait() = %v, want the reply", err)
+				}
+			})
+		}
+		synctest.Wait()
+		w.deliver(t, p.ID, "the answer")
+		delivered := store.reads.Load()
+		wg.Wait()
+		if n := store.reads.Load() - delivered; n != 0 {
+			t.Errorf("two waits read %d records after the reply, want none", n)
+		}
+		want, err := w.Get(t.Context(), p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range got {
+			if diff := cmp.Diff(want, p); diff != "" {
+				t.Errorf("Wait() isn't what the store has (-want +got):\n%s", diff)
+			}
+		}
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 // waiter is the wake-up of one waiting call. Its channel is closed when the call may have left waiting.
 type waiter struct {
 	wake     chan struct{}
+	settled  *PendingA2ATask // what this process made of the call; set before wake is closed, nil when another did
 	deadline time.Time
 	waits    int // how many Waits are on it
 }
@@ -76,12 +77,14 @@ func (ws *waiters) drop(id session.CallID, w *waiter) {
 	}
 }
 
-// wake wakes whoever waits for a call and forgets the waiter.
-func (ws *waiters) wake(id session.CallID) {
+// wake wakes whoever waits for a call and forgets the waiter. settled is the call as it has just been committed, nil when
+// that has to be read.
+func (ws *waiters) wake(id session.CallID, settled *PendingA2ATask) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w, ok := ws.m[id]; ok {
 		delete(ws.m, id)
+		w.settled = settled
 		close(w.wake)
 	}
 }
@@ -115,9 +118,9 @@ func (t *Tracker) Await(ctx context.Context, id session.CallID) (*PendingA2ATask
 	for {
 		p, w, deadline, err := t.join(ctx, id)
 		if w != nil {
-			late := w.block(ctx, deadline)
+			settled, late := w.block(ctx, deadline)
 			t.waiters.release(id, w)
-			p, err = t.reread(ctx, id, late)
+			p, err = t.after(ctx, id, settled, late)
 		}
 		if p != nil || err != nil {
 			return p, err
@@ -146,21 +149,23 @@ func (t *Tracker) join(ctx context.Context, id session.CallID) (*PendingA2ATask,
 	return &p, nil, time.Time{}, nil
 }
 
-// block waits for the wake, the end of ctx or the deadline, and reports whether it was the deadline.
-func (w *waiter) block(ctx context.Context, deadline time.Time) (late bool) {
+// block waits for the wake, the end of ctx or the deadline, and reports whether it was the deadline. It returns the call
+// when whoever woke it said what it has become.
+func (w *waiter) block(ctx context.Context, deadline time.Time) (settled *PendingA2ATask, late bool) {
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	select {
 	case <-w.wake:
+		return w.settled, false
 	case <-ctx.Done():
 	case <-timer.C:
-		return true
+		return nil, true
 	}
-	return false
+	return nil, false
 }
 
-// reread returns a call after its waiter has waited, nil if it goes on waiting.
-func (t *Tracker) reread(ctx context.Context, id session.CallID, late bool) (*PendingA2ATask, error) {
+// after returns a call after its waiter has waited, nil if it goes on waiting.
+func (t *Tracker) after(ctx context.Context, id session.CallID, settled *PendingA2ATask, late bool) (*PendingA2ATask, error) {
 	if late {
 		p, err := t.Abandon(ctx, id, WhyDeadline)
 		if err != nil && ctx.Err() != nil {
@@ -170,6 +175,10 @@ func (t *Tracker) reread(ctx context.Context, id session.CallID, late bool) (*Pe
 	}
 	if ctx.Err() != nil {
 		return t.waitEnded(ctx, id)
+	}
+	if settled != nil {
+		p := *settled // others may have waited, too
+		return &p, nil
 	}
 	p, err := t.Get(ctx, id)
 	switch {
@@ -261,7 +270,7 @@ func (t *Tracker) scan(ctx context.Context) error {
 	}
 	for _, id := range ids {
 		if !waiting[id] {
-			t.waiters.wake(id)
+			t.waiters.wake(id, nil)
 		}
 	}
 	return nil
