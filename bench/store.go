@@ -56,7 +56,7 @@ type meter struct {
 	allocs bool // count allocations, which takes time of its own
 	open   bool
 	began  time.Time
-	before runtime.MemStats
+	stats  runtime.MemStats // not on the stack, which is the measured call's
 	now    call
 	calls  []call
 }
@@ -83,7 +83,7 @@ func (m *meter) Commit(ctx context.Context, b session.Batch) (session.Committed,
 	case asked:
 		m.now, m.open = call{}, true
 		if m.allocs {
-			runtime.ReadMemStats(&m.before)
+			runtime.ReadMemStats(&m.stats)
 		}
 		m.began = time.Now()
 	case m.open && parked:
@@ -95,9 +95,9 @@ func (m *meter) Commit(ctx context.Context, b session.Batch) (session.Committed,
 	if answered && m.open {
 		m.now.took, m.open = at.Sub(m.began), false
 		if m.allocs {
-			var after runtime.MemStats
-			runtime.ReadMemStats(&after)
-			m.now.mallocs, m.now.bytes = after.Mallocs-m.before.Mallocs, after.TotalAlloc-m.before.TotalAlloc
+			mallocs, bytes := m.stats.Mallocs, m.stats.TotalAlloc
+			runtime.ReadMemStats(&m.stats)
+			m.now.mallocs, m.now.bytes = m.stats.Mallocs-mallocs, m.stats.TotalAlloc-bytes
 		}
 		m.calls = append(m.calls, m.now)
 	}
