@@ -109,11 +109,13 @@ func (in *inbox) opened(queue string) {
 
 // lost ends every exchange: what was to come to the queue that is gone doesn't come any more.
 func (in *inbox) lost(err error) {
-	if err == nil || !errors.Is(err, ErrClosed) {
-		err = fmt.Errorf("%w: %w", ErrLost, orUnknown(err))
-	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.closed || errors.Is(err, ErrClosed) {
+		err = ErrClosed
+	} else {
+		err = fmt.Errorf("%w: %w", ErrLost, orUnknown(err))
+	}
 	if in.queue != "" {
 		in.queue, in.up = "", make(chan struct{})
 	}

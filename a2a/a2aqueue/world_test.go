@@ -20,8 +20,12 @@ const agentQueue = "a2a.agent"
 // serve serves an agent from a queue until the test is over, or stop is called, which waits.
 func serve(t *testing.T, url string, cfg a2aqueue.ServerConfig) (stop func()) {
 	t.Helper()
-	up := make(chan struct{})
-	cfg.Broker = open(t, a2aqueue.BrokerConfig{URL: url})
+	return serveWith(t, open(t, a2aqueue.BrokerConfig{URL: url}), cfg)
+}
+
+func serveWith(t *testing.T, b *a2aqueue.Broker, cfg a2aqueue.ServerConfig) (stop func()) {
+	t.Helper()
+	cfg.Broker = b
 	if cfg.Queue == "" {
 		cfg.Queue = agentQueue
 	}
@@ -33,7 +37,6 @@ func serve(t *testing.T, url string, cfg a2aqueue.ServerConfig) (stop func()) {
 	if err := cfg.Broker.Do(bounded(t), func(ctx context.Context, ch *amqp.Channel) error { return a2aqueue.DeclareDurable(ctx, ch, cfg.Queue) }); err != nil {
 		t.Fatal(err)
 	}
-	close(up)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -265,6 +268,23 @@ func collect(events iter.Seq2[protocol.Event, error]) (got []protocol.Event, err
 		got = append(got, ev)
 	}
 	return got, nil
+}
+
+// held is how many messages of a queue are handed out to nobody, or -1 when there is no such queue.
+func held(t *testing.T, b *a2aqueue.Broker, queue string) int {
+	t.Helper()
+	n := -1
+	err := b.Do(bounded(t), func(_ context.Context, ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		if err == nil {
+			n = q.Messages
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, a2aqueue.ErrNotFound) {
+		t.Fatalf("look at %s: %v", queue, err)
+	}
+	return n
 }
 
 var errTest = errors.New("a test's error")
