@@ -21,10 +21,8 @@ type Binding struct {
 	Interface a2atest.Interface
 	// Without names the behaviours that the binding doesn't have, each with the reason.
 	Without map[string]string
-	// Methods are what a peer is asked in a behaviour where that differs from what the others are, with Why.
+	// Methods are what a peer is asked where that isn't what it is asked over HTTP.
 	Methods map[string][]string
-	// Why says why Methods differ.
-	Why string
 	// Absent is what a call to a peer that isn't there says of it.
 	Absent string
 	// Bubble runs each behaviour in a synctest bubble. Otherwise they run in real time, side by side.

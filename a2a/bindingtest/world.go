@@ -28,6 +28,7 @@ type world struct {
 	peers     []a2a.Peer
 	root      session.ID
 
+	asked   *asked // nil: see at the peer
 	tracker *tracker.Tracker
 	relay   *a2a.Relay
 	tree    *session.Tree
@@ -63,6 +64,10 @@ func (w *world) begin() {
 	tr, err := tracker.New(tracker.Config{Store: w.store, Logger: log})
 	w.ok(err)
 	life := w.site.Begin()
+	if life.Queue != nil {
+		w.asked = &asked{Transport: life.Queue}
+		life.Queue = w.asked
+	}
 	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: w.peers, Transport: life.HTTP, Queue: life.Queue, Logger: log})
 	w.ok(err)
 	relay, err := a2a.New(a2a.Config{Tracker: tr, Store: w.store, Registry: registry, Limits: life.Limits, Logger: log})
@@ -243,7 +248,13 @@ func (w *world) wantText(res tool.Result, want string, isError bool) {
 
 func data(peer, text string) string { return session.AsData(peer, text) }
 
-func methods(p *a2atest.Peer) []string {
+// methods returns what the peer was asked, over a queue in this life and without repetitions.
+func (w *world) methods(p *a2atest.Peer) []string {
+	if w.asked != nil {
+		w.asked.mu.Lock()
+		defer w.asked.mu.Unlock()
+		return slices.Compact(slices.Clone(w.asked.methods))
+	}
 	var out []string
 	for _, r := range p.Requests() {
 		if r.Method != a2atest.MethodCard {
@@ -258,7 +269,10 @@ func (w *world) wantMethods(p *a2atest.Peer, want ...string) {
 	if own, ok := w.binding.Methods[w.behaviour]; ok {
 		want = own
 	}
-	if got := methods(p); !slices.Equal(got, want) {
+	if w.asked != nil {
+		want = slices.Compact(slices.Clone(want))
+	}
+	if got := w.methods(p); !slices.Equal(got, want) {
 		w.t.Errorf("the peer was asked %v, want %v", got, want)
 	}
 }
