@@ -52,7 +52,7 @@ var imports = map[string][]string{
 	"session/sessionclient":    {"session"},
 	"internal/telemetry":       {},
 	"internal/telemetry/genai": {"session"},
-	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "httpapi", "internal/app", "internal/telemetry", "session", "store/sqlite", "tracker"},
+	"cmd/orchestrator":         {"a2a", "a2a/a2ademo", "configs", "httpapi", "internal/app", "internal/telemetry", "session", "session/sessionclient", "store/sqlite", "tracker"},
 }
 
 // homes lists every module we import outside tests, with the directories that may. The wire libraries, the SQL drivers

@@ -156,7 +156,7 @@ func describeTurn(rec Record) (TurnInfo, error) {
 		Ended: rec.State == StateCompleted || rec.State == StateFailed || rec.State == StateCancelled,
 	}
 	if e := body.Ended; e != nil {
-		t.Output, t.StopReason, t.Error, t.Usage = e.Output, e.StopReason, e.Error, e.Usage
+		t.Output, t.StopReason, t.Error, t.Code, t.Usage = e.Output, e.StopReason, e.Error, e.Code, e.Usage
 	}
 	return t, nil
 }

@@ -14,13 +14,13 @@ import (
 	"orchestrator/internal/app"
 	"orchestrator/internal/telemetry"
 	"orchestrator/session"
-	"orchestrator/tracker"
 )
 
 type askFlags struct {
 	late    time.Duration
 	noWait  bool
 	session string
+	server  serverFlags
 }
 
 func (c *cli) askCommand() *cobra.Command {
@@ -34,22 +34,30 @@ the agent's words on standard output, what happens meanwhile on standard error (
 It ends when everything the question set going has come home, and waits up to --late for peers that were given up on.
 What is still open then stays in the database and is followed by the next ask or serve.
 
+With --server a running serve does the work, and ask shows it: it needs no configuration and no model, goes on when the
+connection or the server is lost and found again, and may be interrupted, which cancels nothing.
+
 It exits with 1 when the turn fails, and with 3 when it does since nothing answers at the model's address.`,
 		Example: `  orchestrator ask "Compare the three ways to cross the bay."
   orchestrator ask --session s_01K... "And the cheapest?"
-  orchestrator ask --no-wait "Plan the move." && orchestrator serve`,
+  orchestrator ask --no-wait "Plan the move." && orchestrator serve
+  ORCHESTRATOR_API_KEY=... orchestrator ask --server https://agents.example.com "Compare ..."`,
 		Args: takes(`"..."`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if strings.TrimSpace(args[0]) == "" {
 				return withHint(usageError{errors.New("the question is empty")}, `orchestrator ask "..."`)
 			}
-			return c.ask(cmd, args[0], f)
+			if f.late < 0 {
+				return usageError{fmt.Errorf("--late is %s: it must not be negative", f.late)}
+			}
+			return f.server.or(cmd, func() error { return c.ask(cmd, args[0], f) }, func(s *server) error { return c.askServer(cmd.Context(), s, args[0], f) })
 		},
 	}
 	cmd.Flags().DurationVar(&f.late, "late", time.Minute, "how long to wait for late answers")
 	cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "end with the first answer, and say how to look later")
 	cmd.Flags().StringVar(&f.session, "session", "", "go on with this session")
 	c.complete(cmd, "session", c.completeSessions)
+	c.serverFlags(cmd, &f.server)
 	return cmd
 }
 
@@ -94,9 +102,6 @@ func startApp(ctx context.Context, cfg app.Config, log *slog.Logger) (*app.App, 
 }
 
 func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
-	if f.late < 0 {
-		return usageError{fmt.Errorf("--late is %s: it must not be negative", f.late)}
-	}
 	cfg, _, err := c.config(cmd)
 	if err != nil {
 		return err
@@ -138,18 +143,18 @@ func (c *cli) ask(cmd *cobra.Command, input string, f askFlags) (err error) {
 		}
 		show = v
 	}
-	fol := &follow{app: a, show: show, root: root, turn: turn, origin: turn, after: after, noWait: f.noWait, late: f.late}
+	fol := &localTurn{app: a, root: root, turn: turn, origin: turn, noWait: f.noWait, late: f.late}
 	if f.session != "" {
 		fol.origin = "" // what earlier turns left comes home too
 	}
-	open, err := fol.run(ctx)
+	open, err := follow(ctx, fol, show, after)
 	if err != nil {
 		if ctx.Err() != nil {
 			return withHint(errInterrupted, "what was begun goes on with the next run: orchestrator ask --session %s \"...\", or orchestrator serve", root)
 		}
 		return storeError(err)
 	}
-	c.tellOpen(show, root, open, f.noWait)
+	tellOpen(show, root, open, f.noWait, "the next ask or serve follows", "")
 	return turnError(ctx, a, turn)
 }
 
@@ -172,15 +177,15 @@ func openSession(ctx context.Context, a *app.App, cfg app.Config, id, input stri
 	return info.ID, info.HeadSeq, nil
 }
 
-// tellOpen names the calls whose reply is still wanted and how to look at them later.
-func (c *cli) tellOpen(show shower, root session.ID, open []tracker.PendingA2ATask, noWait bool) {
+// tellOpen names the calls whose reply is still wanted, who follows them, and how to look at them later.
+func tellOpen(show shower, root session.ID, open []wantedCall, noWait bool, follower, server string) {
 	now := time.Now()
 	for _, p := range open {
-		show.Note(fmt.Sprintf("still open: %s's answer to %s, asked %s ago (%s); the next ask or serve follows it",
-			p.Peer, cmp.Or(shortText(p.AskerName, 40), "the primary"), formatLeft(now.Sub(p.SentAt)), p.ID), now)
+		show.Note(fmt.Sprintf("still open: %s's answer to %s, asked %s ago (%s); %s it",
+			p.peer, cmp.Or(shortText(p.asker, 40), "the primary"), formatLeft(now.Sub(p.sentAt)), p.id, follower), now)
 	}
 	if len(open) > 0 || noWait {
-		show.Note("look later with: orchestrator sessions show "+string(root)+", go on with: orchestrator ask --session "+string(root)+` "..."`, now)
+		show.Note(fmt.Sprintf(`look later with: orchestrator sessions show %s%s, go on with: orchestrator ask --session %s%s "..."`, root, server, root, server), now)
 	}
 }
 

@@ -278,7 +278,7 @@ func TestUnusableDatabaseIsAClearErrorWithWhatToDo(t *testing.T) {
 					t.Error(err)
 				}
 			})
-		}, exitUnreachable, []string{"is in use by process", "stop that process first"}},
+		}, exitUnreachable, []string{"is in use by process", "--server URL"}},
 		"corrupt": {func(t *testing.T, path string) {
 			write(t, filepath.Dir(path), filepath.Base(path), strings.Repeat("this is no database. ", 1000))
 		}, exitFailed, []string{"is damaged or is not one of orchestrator's", "move the file away"}},

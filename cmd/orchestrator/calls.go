@@ -37,44 +37,59 @@ type callRow struct {
 func (c *cli) callsCommand() *cobra.Command {
 	var all bool
 	var in string
+	var from serverFlags
 	list := &cobra.Command{
 		Use: "list", Short: "List the calls to peers whose reply is still wanted", Args: noArgs,
 		Example: `  orchestrator calls list
   orchestrator calls list --all --session s_01K... -o json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
-				return c.listCalls(ctx, s, session.ID(in), all)
+			return from.or(cmd, func() error {
+				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
+					return c.listCalls(ctx, s, session.ID(in), all)
+				})
+			}, func(s *server) error {
+				rows, err := s.callRows(cmd.Context(), session.ID(in), all)
+				if err != nil {
+					return err
+				}
+				return c.printCalls(rows, all)
 			})
 		},
 	}
 	list.Flags().BoolVar(&all, "all", false, "list the calls that are over too")
 	list.Flags().StringVar(&in, "session", "", "list the calls of one session and its subagents")
 	c.complete(list, "session", c.completeSessions)
+	c.serverFlags(list, &from)
 	return group("calls", "Look at calls to peers and cancel them", list, c.cancelCallCommand())
 }
 
 func (c *cli) cancelCallCommand() *cobra.Command {
 	var reason string
+	var from serverFlags
 	cmd := &cobra.Command{
-		Use: "cancel ID", Short: "Cancel a call to a peer, while no process has the database open", Args: takes("ID"),
+		Use: "cancel ID", Short: "Cancel a call to a peer", Args: takes("ID"),
 		Long: `cancel ends the wish for a peer's reply: whoever waits for it goes on without, and a reply that comes all the same is
-kept on the call and told to nobody. The peer is told to stop by the next serve or ask.
+kept on the call and told to nobody.
 
-It changes the database itself, so it needs every other process stopped; a running one takes no cancel yet.`,
+With --server a running serve cancels it, and tells the peer to stop at once. Without, the command changes the database
+itself, so it needs every other process stopped, and the peer is told by the next serve or ask.`,
 		Example: `  orchestrator calls list
-  orchestrator calls cancel c_01K...`,
+  orchestrator calls cancel c_01K...
+  orchestrator calls cancel c_01K... --server http://127.0.0.1:8080`,
 		ValidArgsFunction: c.completeCalls,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := c.writeStore(cmd, func(ctx context.Context, s *sqlite.Store) error {
-				return c.cancelCall(ctx, s, session.CallID(args[0]), reason)
-			})
-			if _, locked := errors.AsType[*sqlite.LockedError](err); locked {
-				return withHint(err, "stop that process, which loses nothing; cancel the call; start the process again, which tells the peer")
-			}
-			return err
+			id := session.CallID(args[0])
+			return from.or(cmd, func() error {
+				err := c.writeStore(cmd, func(ctx context.Context, s *sqlite.Store) error { return c.cancelCall(ctx, s, id, reason) })
+				if _, locked := errors.AsType[*sqlite.LockedError](err); locked {
+					return withHint(err, "if that is a serve, let it cancel the call: --server URL; else stop the process, which loses nothing, and start it again, which tells the peer")
+				}
+				return err
+			}, func(s *server) error { return c.cancelServed(cmd.Context(), s, id, reason) })
 		},
 	}
 	cmd.Flags().StringVar(&reason, "reason", "cancelled by the operator", "why, for the log")
+	c.serverFlags(cmd, &from)
 	return cmd
 }
 
@@ -134,6 +149,10 @@ func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all
 	if err != nil {
 		return err
 	}
+	return c.printCalls(rows, all)
+}
+
+func (c *cli) printCalls(rows []callRow, all bool) error {
 	if c.output == outputJSON {
 		for _, row := range rows {
 			if err := printJSON(c.stdout, row); err != nil {

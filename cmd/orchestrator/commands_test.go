@@ -63,7 +63,7 @@ func TestCallsCancelSaysWhatIsInTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, _, stderr := w.run("calls", "cancel", string(call.ID))
-	if code != exitUnreachable || !strings.Contains(stderr, "is in use by process") || !strings.Contains(stderr, "start the process again, which tells the peer") {
+	if code != exitUnreachable || !strings.Contains(stderr, "is in use by process") || !strings.Contains(stderr, "let it cancel the call: --server URL") {
 		t.Errorf("beside a running process: exit code %d, message %q", code, stderr)
 	}
 	calls, err := tracker.New(tracker.Config{Store: s})

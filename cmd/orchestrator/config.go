@@ -153,7 +153,7 @@ var serviceLinks = regexp.MustCompile(`^ORCHESTRATOR_(.*_)?(SERVICE_HOST|SERVICE
 
 // applyEnvironment sets the keys that ORCHESTRATOR_ variables name and refuses variables that name none.
 func applyEnvironment(v *viper.Viper, env map[string]string) error {
-	known := []string{envPrefix + "CONFIG"}
+	known := []string{envPrefix + "CONFIG", apiKeyVariable}
 	byName := map[string]string{}
 	leaves := map[string]key{}
 	configKeys.leaves("", func(path string, k key) {
@@ -165,7 +165,7 @@ func applyEnvironment(v *viper.Viper, env map[string]string) error {
 	for name, value := range env {
 		path, ok := byName[name]
 		switch {
-		case !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" || value == "":
+		case !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" || name == apiKeyVariable || value == "":
 			continue
 		case !ok && serviceLinks.MatchString(name):
 			continue

@@ -211,7 +211,7 @@ func (c *cli) playDemo(ctx context.Context, config, id string, after uint64, sho
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	fol := &follow{app: a, show: show, root: session.ID(id), after: after, late: demoLate}
+	fol := &localTurn{app: a, root: session.ID(id), late: demoLate}
 	if id == "" {
 		if fol.root, _, err = openSession(ctx, a, cfg, "", demoInput); err != nil {
 			return err
@@ -220,12 +220,12 @@ func (c *cli) playDemo(ctx context.Context, config, id string, after uint64, sho
 			return storeError(err)
 		}
 	}
-	open, err := fol.run(ctx)
+	open, err := follow(ctx, fol, show, after)
 	if err != nil {
 		return storeError(err)
 	}
 	if len(open) > 0 {
-		return fmt.Errorf("%s has not answered within %s", open[0].Peer, demoLate)
+		return fmt.Errorf("%s has not answered within %s", open[0].peer, demoLate)
 	}
 	return nil
 }

@@ -32,6 +32,7 @@ type sessionRow struct {
 
 func (c *cli) sessionsCommand() *cobra.Command {
 	var all bool
+	var listFrom, showFrom serverFlags
 	list := &cobra.Command{
 		Use: "list", Short: "List the sessions, the newest first", Args: noArgs,
 		Example: `  orchestrator sessions list
@@ -41,23 +42,34 @@ func (c *cli) sessionsCommand() *cobra.Command {
 			if all {
 				limit = 0
 			}
-			return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error { return c.listSessions(ctx, s, limit) })
+			return listFrom.or(cmd, func() error {
+				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error { return c.listSessions(ctx, s, limit) })
+			}, func(s *server) error {
+				rows, err := s.rows(cmd.Context(), limit)
+				if err != nil {
+					return err
+				}
+				return c.printSessions(rows)
+			})
 		},
 	}
 	list.Flags().BoolVar(&all, "all", false, "list all, not only the last 50")
-	return group("sessions", "Look at sessions",
-		list, c.tailSessionCommand(),
-		&cobra.Command{
-			Use: "show ID", Short: "Tell what happened in a session; -o json prints its log", Args: takes("ID"),
-			Example: `  orchestrator sessions show s_01K...
+	c.serverFlags(list, &listFrom)
+	show := &cobra.Command{
+		Use: "show ID", Short: "Tell what happened in a session; -o json prints its log", Args: takes("ID"),
+		Example: `  orchestrator sessions show s_01K...
   orchestrator sessions show s_01K... -o json > log.jsonl`,
-			ValidArgsFunction: firstArg(c.completeSessions),
-			RunE: func(cmd *cobra.Command, args []string) error {
+		ValidArgsFunction: firstArg(c.completeSessions),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return showFrom.or(cmd, func() error {
 				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
 					return c.showSession(ctx, s, session.ID(args[0]))
 				})
-			},
-		})
+			}, func(s *server) error { return c.showServed(cmd.Context(), s, session.ID(args[0])) })
+		},
+	}
+	c.serverFlags(show, &showFrom)
+	return group("sessions", "Look at sessions", list, c.tailSessionCommand(), show)
 }
 
 func (c *cli) listSessions(ctx context.Context, s session.Store, limit int) error {
@@ -73,6 +85,10 @@ func (c *cli) listSessions(ctx context.Context, s session.Store, limit int) erro
 		}
 		rows = append(rows, row)
 	}
+	return c.printSessions(rows)
+}
+
+func (c *cli) printSessions(rows []sessionRow) error {
 	if c.output == outputJSON {
 		for _, row := range rows {
 			if err := printJSON(c.stdout, row); err != nil {
@@ -140,12 +156,23 @@ func (c *cli) showSession(ctx context.Context, s session.Store, id session.ID) e
 	if err != nil {
 		return err
 	}
+	return c.tellSession(func(f func(session.Event) error) error { return eachEvent(ctx, s, root, 0, f) }, func() (sessionRow, error) {
+		info, err := s.Tree(ctx, root)
+		if err != nil {
+			return sessionRow{}, fmt.Errorf("read session %s: %w", root, err)
+		}
+		return sessionOf(ctx, s, info)
+	})
+}
+
+// tellSession tells what happened in a session, given its events and, after them, its row.
+func (c *cli) tellSession(each func(func(session.Event) error) error, rowOf func() (sessionRow, error)) error {
 	if c.output == outputJSON {
-		return eachEvent(ctx, s, root, 0, func(e session.Event) error { return printJSON(c.stdout, e) })
+		return each(func(e session.Event) error { return printJSON(c.stdout, e) })
 	}
 	v := newView(viewConfig{Out: c.stdout, Notes: c.stdout, Together: true})
 	var last time.Time
-	err = eachEvent(ctx, s, root, 0, func(e session.Event) error {
+	err := each(func(e session.Event) error {
 		v.Event(e, e.Time)
 		last = e.Time
 		return v.err
@@ -153,11 +180,7 @@ func (c *cli) showSession(ctx context.Context, s session.Store, id session.ID) e
 	if err != nil {
 		return err
 	}
-	info, err := s.Tree(ctx, root)
-	if err != nil {
-		return fmt.Errorf("read session %s: %w", root, err)
-	}
-	row, err := sessionOf(ctx, s, info)
+	row, err := rowOf()
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func storeError(err error) error {
 	case errors.Is(err, sqlite.ErrFull):
 		return withHint(err, "make room on the disk; nothing of what was written before is lost")
 	case errors.As(err, &locked):
-		return withHint(unreachableError{err}, "stop that process first, or use another database with --data-dir; sessions, calls and peers can be looked at meanwhile")
+		return withHint(unreachableError{err}, "if that is a serve, let it do the work: orchestrator ask --server URL; else stop it first, or use another database with --data-dir")
 	case errors.As(err, &path):
 		return withHint(configError{err}, "set data_dir or store.path to a place that can be written, or use --data-dir")
 	case errors.As(err, &corrupt):

@@ -18,11 +18,15 @@ const tailPause = 300 * time.Millisecond
 func (c *cli) tailSessionCommand() *cobra.Command {
 	var last int
 	var untilIdle bool
+	var from serverFlags
 	cmd := &cobra.Command{
 		Use: "tail ID", Short: "Follow what happens in a session; -o json prints its log", Args: takes("ID"),
 		Long: `tail prints the last of what happened in a session and its subagents, and then what happens, as it is written. It only
 reads, beside the process that runs the session if there is one, until it is interrupted; with --until-idle until nothing
-of the session is at work and no reply is waited for.`,
+of the session is at work and no reply is waited for.
+
+With --server it follows a session of a running serve as it happens, on a terminal with the tree of who runs and who waits,
+and goes on when the connection or the server is lost and found again.`,
 		Example: `  orchestrator sessions tail s_01K...
   orchestrator sessions tail s_01K... -n 0 --until-idle
   orchestrator sessions tail s_01K... -o json | jq -r .type`,
@@ -31,13 +35,16 @@ of the session is at work and no reply is waited for.`,
 			if last < 0 {
 				return usageError{fmt.Errorf("-n is %d: it must not be negative", last)}
 			}
-			return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
-				return c.tailSession(ctx, s, session.ID(args[0]), last, untilIdle)
-			})
+			return from.or(cmd, func() error {
+				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
+					return c.tailSession(ctx, s, session.ID(args[0]), last, untilIdle)
+				})
+			}, func(s *server) error { return c.tailServed(cmd.Context(), s, session.ID(args[0]), last, untilIdle) })
 		},
 	}
 	cmd.Flags().IntVarP(&last, "lines", "n", 20, "how many of the events there are already to begin with")
 	cmd.Flags().BoolVar(&untilIdle, "until-idle", false, "end when nothing is at work")
+	c.serverFlags(cmd, &from)
 	return cmd
 }
 

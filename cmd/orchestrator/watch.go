@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"sync"
 	"time"
@@ -67,31 +67,37 @@ func (s *jsonShower) Tick(time.Time)         {}
 func (s *jsonShower) Note(string, time.Time) {}
 func (s *jsonShower) Failed() error          { return s.err }
 
-// follow is one turn that is waited for and shown.
-type follow struct {
-	app    *app.App
-	show   shower
-	root   session.ID
-	turn   session.TurnID
-	origin session.TurnID // whose work is waited for; empty: that of all the session's turns
-	after  uint64         // events up to here are not shown
-	noWait bool           // wait for the turn only, not for what it leaves running
-	late   time.Duration  // how long to wait for calls that nobody waits for any more
-
-	news chan string // what the waiting has to tell
+// followed is a session with something that is waited for.
+type followed interface {
+	// events yields the session's events behind a seq, with their bodies in place, until ctx ends.
+	events(ctx context.Context, after uint64) iter.Seq2[session.Event, error]
+	// wait blocks until what is waited for is over, and returns the calls whose reply is still wanted then. It tells the
+	// user what it waits for.
+	wait(ctx context.Context, tell func(text string)) ([]wantedCall, error)
+	// head returns the seq of the last event.
+	head(ctx context.Context) (uint64, error)
+	// full is told when the session can't go on for want of room. It may be nil.
+	full() <-chan error
 }
 
-// run shows the session's events until the turn and, unless noWait, all it left running is over and shown. It returns the
-// calls whose reply is still wanted then.
-func (f *follow) run(ctx context.Context) (open []tracker.PendingA2ATask, err error) {
+// wantedCall is a call whose reply is still wanted.
+type wantedCall struct {
+	id          session.CallID
+	peer, asker string
+	sentAt      time.Time
+}
+
+// follow shows a session's events after a seq until what is waited for is over and shown. It returns the calls whose reply is
+// still wanted then.
+func follow(ctx context.Context, f followed, show shower, after uint64) (open []wantedCall, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	f.news = make(chan string, 1)
+	news := make(chan string, 1)
 	events, subscribed := make(chan session.Event), make(chan error, 1)
 	wg.Go(func() {
-		for e, err := range f.app.Manager.Subscribe(ctx, session.SubscribeRequest{Session: f.root, After: f.after, Ephemeral: true}) {
+		for e, err := range f.events(ctx, after) {
 			if err != nil {
 				subscribed <- err
 				return
@@ -106,45 +112,48 @@ func (f *follow) run(ctx context.Context) (open []tracker.PendingA2ATask, err er
 	})
 	type result struct {
 		head uint64
-		open []tracker.PendingA2ATask
+		open []wantedCall
 		err  error
 	}
 	over := make(chan result, 1)
 	wg.Go(func() {
-		open, err := f.wait(ctx)
-		if err == nil && !f.noWait {
-			err = f.told(ctx)
+		open, err := f.wait(ctx, func(text string) {
+			select {
+			case news <- text:
+			case <-ctx.Done():
+			}
+		})
+		if err != nil {
+			over <- result{err: err}
+			return
 		}
-		info, terr := f.app.Manager.Store().Tree(ctx, f.root)
-		over <- result{info.HeadSeq, open, errors.Join(err, terr)}
+		head, err := f.head(ctx)
+		over <- result{head, open, err}
 	})
 	tick := time.NewTicker(redraw)
 	defer tick.Stop()
-	seen := f.after
+	seen := after
 	var end *result
 	for {
-		if err := f.show.Failed(); err != nil {
+		if err := show.Failed(); err != nil {
 			return nil, err
 		}
 		if end != nil && seen >= end.head {
 			return end.open, end.err
 		}
 		select {
-		case text := <-f.news:
-			f.show.Note(text, time.Now())
+		case text := <-news:
+			show.Note(text, time.Now())
 		case e := <-events:
-			if err := session.Resolve(ctx, f.app.Manager.Store(), &e); err != nil {
-				return nil, err
-			}
 			seen = max(seen, e.Seq)
-			f.show.Event(e, time.Now())
+			show.Event(e, time.Now())
 		case now := <-tick.C:
-			f.show.Tick(now)
+			show.Tick(now)
 		case r := <-over:
 			if end = &r; r.err != nil {
 				return nil, r.err
 			}
-		case err := <-f.app.Full():
+		case err := <-f.full():
 			return nil, err // it could take for ever
 		case err := <-subscribed:
 			return nil, err
@@ -152,8 +161,50 @@ func (f *follow) run(ctx context.Context) (open []tracker.PendingA2ATask, err er
 	}
 }
 
-// wait blocks until what is waited for is over.
-func (f *follow) wait(ctx context.Context) ([]tracker.PendingA2ATask, error) {
+// localTurn is a turn of a session of this process.
+type localTurn struct {
+	app    *app.App
+	root   session.ID
+	turn   session.TurnID
+	origin session.TurnID // whose work is waited for; empty: that of all the session's turns
+	noWait bool           // wait for the turn only, not for what it leaves running
+	late   time.Duration  // how long to wait for calls that nobody waits for any more
+}
+
+func (f *localTurn) events(ctx context.Context, after uint64) iter.Seq2[session.Event, error] {
+	return func(yield func(session.Event, error) bool) {
+		for e, err := range f.app.Manager.Subscribe(ctx, session.SubscribeRequest{Session: f.root, After: after, Ephemeral: true}) {
+			if err == nil {
+				err = session.Resolve(ctx, f.app.Manager.Store(), &e)
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (f *localTurn) head(ctx context.Context) (uint64, error) {
+	info, err := f.app.Manager.Store().Tree(ctx, f.root)
+	return info.HeadSeq, err
+}
+
+func (f *localTurn) full() <-chan error { return f.app.Full() }
+
+func (f *localTurn) wait(ctx context.Context, tell func(text string)) ([]wantedCall, error) {
+	wanted, err := f.over(ctx, tell)
+	if err == nil && !f.noWait {
+		err = f.told(ctx)
+	}
+	open := make([]wantedCall, len(wanted))
+	for i, p := range wanted {
+		open[i] = wantedCall{id: p.ID, peer: p.Peer, asker: p.AskerName, sentAt: p.SentAt}
+	}
+	return open, err
+}
+
+// over blocks until what is waited for is over.
+func (f *localTurn) over(ctx context.Context, tell func(text string)) ([]tracker.PendingA2ATask, error) {
 	if f.noWait {
 		if err := f.waitTurn(ctx); err != nil {
 			return nil, err
@@ -171,12 +222,17 @@ func (f *follow) wait(ctx context.Context) ([]tracker.PendingA2ATask, error) {
 	for i, p := range open {
 		peers[i] = p.Peer
 	}
-	f.news <- fmt.Sprintf("all else is done; waiting up to %s for the late answer of %s", formatLeft(f.late), list(peers))
+	tell(waitingLate(f.late, peers))
 	return f.waitLate(ctx)
 }
 
+// waitingLate says that only answers are waited for that were given up on.
+func waitingLate(late time.Duration, peers []string) string {
+	return fmt.Sprintf("all else is done; waiting up to %s for the late answer of %s", formatLeft(late), list(peers))
+}
+
 // told waits until the log says what the session has come to, so that what is shown ends with it.
-func (f *follow) told(ctx context.Context) error {
+func (f *localTurn) told(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	err := f.until(bound, func() (bool, error) {
@@ -197,7 +253,7 @@ func (f *follow) told(ctx context.Context) error {
 }
 
 // waitTurn waits for the turn alone.
-func (f *follow) waitTurn(ctx context.Context) error {
+func (f *localTurn) waitTurn(ctx context.Context) error {
 	return f.until(ctx, func() (bool, error) {
 		rec, err := f.app.Manager.Store().Record(ctx, session.KindTurn, string(f.turn))
 		if err != nil {
@@ -208,7 +264,7 @@ func (f *follow) waitTurn(ctx context.Context) error {
 }
 
 // waitLate waits until the calls that nobody waits for are answered too, and the answers worked in.
-func (f *follow) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, err error) {
+func (f *localTurn) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, err error) {
 	bound, cancel := context.WithTimeout(ctx, f.late)
 	defer cancel()
 	err = f.until(bound, func() (bool, error) {
@@ -233,7 +289,7 @@ func (f *follow) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, e
 }
 
 // until asks again whenever something was committed, and every second, until done says true.
-func (f *follow) until(ctx context.Context, done func() (bool, error)) error {
+func (f *localTurn) until(ctx context.Context, done func() (bool, error)) error {
 	wake, stop := f.app.Manager.Store().Watch(f.root)
 	defer stop()
 	for {
@@ -254,6 +310,6 @@ func (f *follow) until(ctx context.Context, done func() (bool, error)) error {
 }
 
 // wanted returns the turn's calls in the states.
-func (f *follow) wanted(ctx context.Context, states []session.State) ([]tracker.PendingA2ATask, error) {
+func (f *localTurn) wanted(ctx context.Context, states []session.State) ([]tracker.PendingA2ATask, error) {
 	return f.app.Calls.List(ctx, session.RecordQuery{Tree: f.root, Origin: f.origin, States: states})
 }

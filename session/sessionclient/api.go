@@ -72,8 +72,9 @@ func (h *HTTP) Call(ctx context.Context, id session.ID, call session.CallID) (c 
 }
 
 // CancelCall cancels a call: whoever waits for it goes on without, and its peer is told.
-func (h *HTTP) CancelCall(ctx context.Context, id session.ID, call session.CallID) (c session.CallInfo, err error) {
-	return c, h.call(ctx, request{method: http.MethodPost, path: segments("sessions", id, "calls", call, "cancel")}, &c)
+func (h *HTTP) CancelCall(ctx context.Context, id session.ID, call session.CallID, reason string) (c session.CallInfo, err error) {
+	r := request{method: http.MethodPost, path: segments("sessions", id, "calls", call, "cancel"), body: reasonBody(reason)}
+	return c, h.call(ctx, r, &c)
 }
 
 // CancelAgent cancels a subagent, with what it has going on.

@@ -48,9 +48,7 @@ var _ Backend = (*HTTP)(nil)
 func NewHTTP(cfg HTTPConfig) (*HTTP, error) {
 	u, err := url.Parse(cfg.URL)
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("the server's URL: %w", err)
-	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+	case err != nil, u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
 		return nil, fmt.Errorf("the server's URL is %q; it must begin with http:// or https:// and a host", cfg.URL)
 	case u.RawQuery != "" || u.Fragment != "" || u.User != nil:
 		return nil, errors.New("the server's URL must have no user, query or fragment")

@@ -342,7 +342,7 @@ func TestHTTPIDsAreEscaped(t *testing.T) {
 	_, _ = h.Turn(ctx, sessionclient.TurnRequest{Session: "s/1", Turn: "t 1", Wait: 1500 * time.Millisecond, Until: session.UntilQuiescent})
 	_ = h.Cancel(ctx, "s", "t", "enough")
 	_, _ = h.Calls(ctx, "s", true)
-	_, _ = h.CancelCall(ctx, "s", "c")
+	_, _ = h.CancelCall(ctx, "s", "c", "enough")
 	_, _, _ = h.Sessions(ctx, 20, "s_1")
 	_, _ = h.CancelAgent(ctx, "s", "a", "")
 	_, _ = h.CloseSession(ctx, "s")

@@ -329,7 +329,7 @@ func (s *Session) readTurn(ctx context.Context, w *wait) error {
 	switch {
 	case errors.Is(err, ErrUnsupported):
 		return nil // there are only the events
-	case err != nil && permanent(err):
+	case err != nil && Permanent(err):
 		w.fail(fmt.Errorf("read turn %s of session %s: %w", turn, s.cfg.Session, err))
 		return nil
 	case err != nil:
@@ -356,7 +356,7 @@ func (s *Session) quiescent(ctx context.Context, w *wait) (session.TurnInfo, err
 				return t, err
 			}
 			return t, s.until(ctx, func() bool { return s.seen >= look.LastSeq })
-		case err != nil && (permanent(err) || errors.Is(err, ErrUnsupported)):
+		case err != nil && (Permanent(err) || errors.Is(err, ErrUnsupported)):
 			return t, err
 		case err != nil && ctx.Err() != nil:
 			return t, context.Cause(ctx)
@@ -435,7 +435,7 @@ func try[T any](ctx context.Context, s *Session, call func(context.Context) (T, 
 	for {
 		v, err := call(ctx)
 		switch {
-		case err == nil, permanent(err), errors.Is(err, ErrUnsupported):
+		case err == nil, Permanent(err), errors.Is(err, ErrUnsupported):
 			return v, err
 		case ctx.Err() != nil && errors.Is(err, context.Cause(ctx)):
 			return v, err

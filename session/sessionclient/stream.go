@@ -19,7 +19,7 @@ func (s *Session) run() {
 		err := s.follow(func() { pause.Reset() })
 		s.mu.Lock()
 		s.live = false
-		over := s.ctx.Err() != nil || permanent(err)
+		over := s.ctx.Err() != nil || Permanent(err)
 		if over {
 			s.failed = err
 			if s.ctx.Err() != nil {
@@ -155,6 +155,9 @@ type EventsRequest struct {
 	Types []session.EventType
 	// RootOnly leaves out the events of subagents.
 	RootOnly bool
+	// Live is called whenever a stream is open, from within the loop: what is sent from then on is seen, the ephemeral too. May
+	// be nil.
+	Live func()
 }
 
 // Events yields the session's events, the subagents' too, until the loop is left or an error ends it. Where streams can be
@@ -170,9 +173,9 @@ func (s *Session) Events(ctx context.Context, r EventsRequest) iter.Seq2[session
 		switch {
 		case err != nil:
 		case look.Resumable:
-			err = s.resumed(ctx, req, yield)
+			err = s.resumed(ctx, req, r.live, yield)
 		default:
-			err = s.shared(ctx, req, yield)
+			err = s.shared(ctx, req, r.live, yield)
 		}
 		if err != nil {
 			yield(session.Event{}, fmt.Errorf("follow session %s: %w", s.cfg.Session, err))
@@ -180,8 +183,14 @@ func (s *Session) Events(ctx context.Context, r EventsRequest) iter.Seq2[session
 	}
 }
 
+func (r EventsRequest) live() {
+	if r.Live != nil {
+		r.Live()
+	}
+}
+
 // resumed yields the events of a stream of its own. It returns nil when the loop was left.
-func (s *Session) resumed(ctx context.Context, r StreamRequest, yield func(session.Event, error) bool) error {
+func (s *Session) resumed(ctx context.Context, r StreamRequest, live func(), yield func(session.Event, error) bool) error {
 	pause := s.pause()
 	whole := len(r.Types) == 0 && !r.RootOnly // then no seq is left out
 	var gap uint64                            // where something was missing already
@@ -196,6 +205,7 @@ func (s *Session) resumed(ctx context.Context, r StreamRequest, yield func(sessi
 			s.gate.Observe(e)
 			s.mu.Unlock()
 			if e.Type == EventStreamOpen {
+				live()
 				continue
 			}
 			if e.Type == EventStreamReset {
@@ -226,7 +236,7 @@ func (s *Session) resumed(ctx context.Context, r StreamRequest, yield func(sessi
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case permanent(cut):
+		case Permanent(cut):
 			return cut
 		}
 		s.log.DebugContext(ctx, "stream cut", "session", s.cfg.Session, "after", r.After, "err", cut)
@@ -247,7 +257,7 @@ type reader struct {
 const readAhead = 1024
 
 // shared yields the events of the session's own stream from now on. It returns nil when the loop was left.
-func (s *Session) shared(ctx context.Context, req StreamRequest, yield func(session.Event, error) bool) error {
+func (s *Session) shared(ctx context.Context, req StreamRequest, live func(), yield func(session.Event, error) bool) error {
 	r := &reader{StreamRequest: req, events: make(chan session.Event, readAhead)}
 	s.mu.Lock()
 	if s.closed {
@@ -262,6 +272,10 @@ func (s *Session) shared(ctx context.Context, req StreamRequest, yield func(sess
 		defer s.mu.Unlock()
 		delete(s.readers, r)
 	}()
+	if err := s.until(ctx, func() bool { return s.live }); err != nil {
+		return err
+	}
+	live()
 	for {
 		select {
 		case e, ok := <-r.events:

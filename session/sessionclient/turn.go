@@ -24,6 +24,7 @@ type TurnError struct {
 	Turn    session.TurnID // empty where turns have no ids
 	State   session.State  // failed or cancelled
 	Message string
+	Code    string // for programs, like [session.CodeModelUnreachable]; usually empty
 }
 
 func (e *TurnError) Error() string {
@@ -97,7 +98,9 @@ func (e *PermanentError) Error() string { return e.Err.Error() }
 // Unwrap returns what went wrong.
 func (e *PermanentError) Unwrap() error { return e.Err }
 
-func permanent(err error) bool {
+// Permanent reports whether an error of a backend is one that trying again doesn't mend: the server has said no, or the
+// request can't be made.
+func Permanent(err error) bool {
 	if _, ok := errors.AsType[*PermanentError](err); ok {
 		return true
 	}
@@ -130,14 +133,14 @@ func ended(e session.Event) (session.TurnInfo, bool) {
 	if len(e.Data) == 0 || json.Unmarshal(e.Data, &body) != nil || body.Artifact != "" {
 		return t, false
 	}
-	t.Output, t.StopReason, t.Error, t.Usage = body.Output, body.StopReason, body.Error, body.Usage
+	t.Output, t.StopReason, t.Error, t.Code, t.Usage = body.Output, body.StopReason, body.Error, body.Code, body.Usage
 	return t, true
 }
 
 // failure returns why a turn that has ended did so badly, or nil.
 func failure(t session.TurnInfo) error {
 	if t.State == session.StateFailed || t.State == session.StateCancelled {
-		return &TurnError{Turn: t.ID, State: t.State, Message: t.Error}
+		return &TurnError{Turn: t.ID, State: t.State, Message: t.Error, Code: t.Code}
 	}
 	return nil
 }
