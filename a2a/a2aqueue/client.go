@@ -203,7 +203,8 @@ func (c *Client) publish(ctx context.Context, p amqp.Publishing) error {
 	if _, missing := errors.AsType[*ReturnedError](err); !missing || !c.declare {
 		return err
 	}
-	if err := c.f.cfg.Broker.Do(ctx, func(ctx context.Context, ch *amqp.Channel) error { return DeclareDurable(ctx, ch, c.queue) }); err != nil {
+	err = c.f.cfg.Broker.Do(ctx, func(ctx context.Context, ch *amqp.Channel) error { return DeclareDurable(ctx, ch, c.queue) })
+	if err != nil && !errors.Is(err, ErrPrecondition) { // with other arguments it is there, too
 		return fmt.Errorf("%w: %w", errNotDeclared, err)
 	}
 	return c.f.cfg.Broker.Publish(ctx, pub)

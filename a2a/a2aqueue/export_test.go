@@ -3,7 +3,9 @@ package a2aqueue
 import (
 	"context"
 	"encoding/json"
+	"errors"
 
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -45,4 +47,22 @@ func (f *Factory) Waiting() int {
 	f.inbox.mu.Lock()
 	defer f.inbox.mu.Unlock()
 	return len(f.inbox.waiting)
+}
+
+// DurableArgs are the arguments of a request or reply queue.
+var DurableArgs = durableArgs
+
+// UnderstandAnswer reads the body of an answer as a client does.
+func UnderstandAnswer(a answer) error {
+	if a.kind == typeKeepAlive {
+		return nil
+	}
+	result, err := decodeResponse(a.body)
+	if _, said := errors.AsType[*protocol.Error](err); said {
+		return nil
+	}
+	if err == nil {
+		_, err = decodeEvent(result)
+	}
+	return err
 }
