@@ -69,7 +69,7 @@ type API struct {
 
 	drained context.Context //nolint:containedctx // ends when streams and waits must
 	drain   context.CancelFunc
-	open    sync.WaitGroup // requests being answered
+	open    inflight
 }
 
 var _ http.Handler = (*API)(nil)
@@ -133,24 +133,58 @@ func (a *API) Spec() []byte { return a.spec }
 // every request has been answered, or ctx ends. It may be called twice.
 func (a *API) Drain(ctx context.Context) error {
 	a.drain()
-	done := make(chan struct{})
-	var wait sync.WaitGroup // of its own: it ends with the last request, which the server's own end bounds
-	wait.Go(func() {
-		a.open.Wait()
-		close(done)
-	})
+	if err := a.open.wait(ctx); err != nil {
+		return fmt.Errorf("drain the session API: %w", err)
+	}
+	return nil
+}
+
+// inflight counts the requests being answered. Unlike a WaitGroup it can be waited for while more come.
+type inflight struct {
+	mu   sync.Mutex
+	n    int
+	none []chan struct{} // closed when there are none
+}
+
+func (f *inflight) enter() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n++
+}
+
+func (f *inflight) leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.n--; f.n > 0 {
+		return
+	}
+	for _, none := range f.none {
+		close(none)
+	}
+	f.none = nil
+}
+
+func (f *inflight) wait(ctx context.Context) error {
+	f.mu.Lock()
+	if f.n == 0 {
+		f.mu.Unlock()
+		return nil
+	}
+	none := make(chan struct{})
+	f.none = append(f.none, none)
+	f.mu.Unlock()
 	select {
-	case <-done:
+	case <-none:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("drain the session API: %w", context.Cause(ctx))
+		return context.Cause(ctx)
 	}
 }
 
 // ServeHTTP answers one request.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	a.open.Add(1)
-	defer a.open.Done()
+	a.open.enter()
+	defer a.open.leave()
 	began := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	handler, route := a.mux.Handler(r)
