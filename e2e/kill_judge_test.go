@@ -46,15 +46,11 @@ func (v *verdict) String() string {
 }
 
 // gather reads the journals and the database, which no process has open any more.
-func gather(t *testing.T, database string, peers []peer) evidence {
+func gather(t *testing.T, database string, peers []*peer) evidence {
 	t.Helper()
 	e := evidence{at: time.Now()}
 	for _, p := range peers {
-		entries, err := a2atest.ReadJournal(p.journal)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.journal = append(e.journal, entries...)
+		e.journal = append(e.journal, p.record()...)
 	}
 	store, err := sqlite.Open(t.Context(), sqlite.Config{Path: database, ReadOnly: true})
 	if err != nil {
@@ -329,8 +325,8 @@ func (v *verdict) leftOpen(tree treeEvidence, now time.Time) {
 		session.KindCall:    {tracker.StateConsumed, tracker.StateFolded},
 	}
 	for _, rec := range tree.records {
-		if slices.Contains(done[rec.Kind], rec.State) {
-			continue
+		if rec.Kind == session.KindAccess || slices.Contains(done[rec.Kind], rec.State) {
+			continue // a session's owner is nothing that ends
 		}
 		var call tracker.PendingA2ATask
 		if rec.Kind == session.KindCall && rec.State == tracker.StateDetached && rec.Decode(&call) == nil && now.Before(call.ReplyBy) {

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"orchestrator/a2a/a2atest"
 	"orchestrator/session"
 	"orchestrator/store/sqlite"
 	"orchestrator/subagent"
@@ -44,7 +43,7 @@ type deployment struct {
 	t      *testing.T
 	binary string
 	dir    string
-	peers  []peer
+	peers  []*peer
 	random *rand.Rand
 	lives  int
 }
@@ -59,34 +58,67 @@ models: [{name: script, provider: scripted, script: script.yaml}]
 subagents: {process_running: 40, per_tree_running: 10, alive: 400, consolidation_timeout: 3s}
 `
 
-// deploy makes a deployment for the rounds of a script. All that is random in it follows from the seed.
-func deploy(t *testing.T, seed uint64, rounds int, more ...rule) *deployment {
+// deploy makes a deployment for the rounds of a script. All that is random in it follows from the seed. With the URL of a
+// broker its peers are asked through queues there.
+func deploy(t *testing.T, seed uint64, broker string, rounds int, more ...rule) *deployment {
+	t.Helper()
+	d := newDeployment(t, seed)
+	for i, name := range peerNames {
+		d.addPeer(peerSetup{
+			Name: name, Dedup: strings.HasPrefix(name, "dedup"), Seed: seed + uint64(i),
+			MinDelay: 50 * time.Millisecond, MaxDelay: 1500 * time.Millisecond, Messages: 0.15, Broker: broker,
+		}).start()
+	}
+	text := config
+	if broker != "" {
+		text += queueConfig
+		if err := os.WriteFile(filepath.Join(d.dir, brokerFile), []byte(broker), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.write(text, d.script(rounds, more))
+	return d
+}
+
+// newDeployment makes a deployment that lacks peers and files.
+func newDeployment(t *testing.T, seed uint64) *deployment {
 	t.Helper()
 	binary, err := buildOrchestrator()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &deployment{t: t, binary: binary, dir: t.ArtifactDir(), random: rand.New(rand.NewPCG(seed, 0))}
+	return &deployment{t: t, binary: binary, dir: t.ArtifactDir(), random: rand.New(rand.NewPCG(seed, 0))}
+}
+
+// addPeer adds a peer, which is to be started.
+func (d *deployment) addPeer(s peerSetup) *peer {
+	s.Journal = filepath.Join(d.dir, s.Name+".journal")
+	p := newPeer(d.t, s)
+	d.peers = append(d.peers, p)
+	return p
+}
+
+// write writes the files that the product reads.
+func (d *deployment) write(config string, script any) {
+	d.t.Helper()
 	var list strings.Builder
 	list.WriteString("peers:\n")
-	for i, name := range peerNames {
-		p := startPeer(t, d.dir, a2atest.ProcessConfig{
-			Name: name, Dedup: strings.HasPrefix(name, "dedup"), Seed: seed + uint64(i),
-			MinDelay: 50 * time.Millisecond, MaxDelay: 1500 * time.Millisecond, Messages: 0.15,
-		})
-		d.peers = append(d.peers, p)
-		fmt.Fprintf(&list, "  - {name: %s, card: %q}\n", p.name, p.url)
+	for _, p := range d.peers {
+		if p.setup.Broker != "" {
+			fmt.Fprintf(&list, "  - {name: %s, queue: %q, durable_queue: %t}\n", p.setup.Name, queueOf(p.setup.Name), p.url == "")
+			continue
+		}
+		fmt.Fprintf(&list, "  - {name: %s, card: %q}\n", p.setup.Name, p.url)
 	}
-	script, err := json.MarshalIndent(d.script(rounds, more), "", " ") // YAML that is JSON
+	text, err := json.MarshalIndent(script, "", " ") // YAML that is JSON
 	if err != nil {
-		t.Fatal(err)
+		d.t.Fatal(err)
 	}
-	for name, text := range map[string]string{"orchestrator.yaml": config, "peers.yaml": list.String(), "script.yaml": string(script)} {
+	for name, text := range map[string]string{"orchestrator.yaml": config, "peers.yaml": list.String(), "script.yaml": string(text)} {
 		if err := os.WriteFile(filepath.Join(d.dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
+			d.t.Fatal(err)
 		}
 	}
-	return d
 }
 
 // peerNames are the peers: half of them plain servers, half deduplicating by message id.

@@ -4,17 +4,18 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"orchestrator/a2a"
 	"orchestrator/a2a/a2atest"
 )
 
@@ -37,74 +38,140 @@ func TestMain(m *testing.M) {
 	}))
 }
 
+// peerSetup is what a peer process is told to be.
+type peerSetup struct {
+	Name, Journal      string
+	Dedup              bool
+	MinDelay, MaxDelay time.Duration
+	Seed               uint64
+	Messages           float64
+	Tasks              string // a file for its tasks; empty: they are in memory
+	Held               bool   // it answers nothing until it is told to
+	Broker             string // the URL of the broker where its queue is; empty: it is asked over HTTP
+}
+
+// release is what a held peer is told.
+const release = "release"
+
 // servePeer is a peer until its standard input ends, which it does at the latest with the test's process.
 func servePeer(config string) error {
-	var c a2atest.ProcessConfig
-	if err := json.Unmarshal([]byte(config), &c); err != nil {
+	var s peerSetup
+	if err := json.Unmarshal([]byte(config), &s); err != nil {
 		return fmt.Errorf("read %s: %w", peerEnv, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c.Ready = func(url string) {
-		fmt.Println(url)
+	gate := a2atest.NewGate()
+	c := a2atest.ProcessConfig{
+		Name: s.Name, Journal: s.Journal, Dedup: s.Dedup, MinDelay: s.MinDelay, MaxDelay: s.MaxDelay, Seed: s.Seed, Messages: s.Messages,
+		Tasks: s.Tasks,
+	}
+	if s.Held {
+		c.Gate = gate
+	}
+	ready := func(where string) {
+		fmt.Println(where)
 		go func() { // nobody waits for it: the process ends with it
-			_, _ = io.Copy(io.Discard, os.Stdin) // any end of it is the end
-			cancel()
+			defer cancel()
+			for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+				if lines.Text() == release {
+					gate.Open()
+				}
+			}
 		}()
+	}
+	c.Ready = ready
+	if s.Broker != "" {
+		c.URL, c.Binding = queueURL(s.Name), a2a.BindingAMQP
+		c.Serve = func(ctx context.Context, p *a2atest.Peer) error { return serveQueue(ctx, s, p, ready) }
 	}
 	return a2atest.ServePeer(ctx, c)
 }
 
 // peer is a peer that is a process of its own.
 type peer struct {
-	name    string
-	url     string
-	journal string
+	t     *testing.T
+	setup peerSetup
+	url   string // of its card, or its queue
+
+	cmd   *exec.Cmd // nil: it doesn't run
+	stdin io.WriteCloser
 }
 
-// startPeer starts a process that is a peer until the test ends.
-func startPeer(t *testing.T, dir string, c a2atest.ProcessConfig) peer {
-	t.Helper()
-	c.Journal = filepath.Join(dir, c.Name+".journal")
-	config, err := json.Marshal(struct {
-		Name, Journal      string
-		Dedup              bool
-		MinDelay, MaxDelay time.Duration
-		Seed               uint64
-		Messages           float64
-	}{c.Name, c.Journal, c.Dedup, c.MinDelay, c.MaxDelay, c.Seed, c.Messages})
+// newPeer makes a peer that is to be started.
+func newPeer(t *testing.T, s peerSetup) *peer {
+	p := &peer{t: t, setup: s}
+	t.Cleanup(func() {
+		if p.cmd == nil {
+			return
+		}
+		if err := p.stdin.Close(); err != nil {
+			t.Errorf("stop peer %s: %v", s.Name, err)
+		}
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("peer %s: %v", s.Name, err)
+		}
+	})
+	return p
+}
+
+// start starts the peer's process and returns when it serves.
+func (p *peer) start() {
+	p.t.Helper()
+	config, err := json.Marshal(p.setup)
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), peerEnv+"="+string(config))
-	cmd.Stderr = t.Output()
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
+	cmd.Stderr = p.t.Output()
+	if p.stdin, err = cmd.StdinPipe(); err != nil {
+		p.t.Fatal(err)
 	}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := stdin.Close(); err != nil {
-			t.Errorf("stop peer %s: %v", c.Name, err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("peer %s: %v", c.Name, err)
-		}
-	})
-	url, err := bufio.NewReader(stdout).ReadString('\n')
+	p.cmd = cmd
+	where, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
-		t.Fatalf("peer %s says nothing: %v", c.Name, err)
+		p.t.Fatalf("peer %s says nothing: %v", p.setup.Name, err)
 	}
-	return peer{name: c.Name, url: strings.TrimSpace(url), journal: c.Journal}
+	p.url = strings.TrimSpace(where)
+}
+
+// release lets a held peer answer.
+func (p *peer) release() {
+	p.t.Helper()
+	if _, err := fmt.Fprintln(p.stdin, release); err != nil {
+		p.t.Fatalf("release peer %s: %v", p.setup.Name, err)
+	}
+}
+
+// kill kills the peer's process.
+func (p *peer) kill() {
+	p.t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.t.Fatalf("kill peer %s: %v", p.setup.Name, err)
+	}
+	p.stdin.Close()
+	_ = p.cmd.Wait() // it was killed
+	p.cmd = nil
+}
+
+// record returns what the peer wrote down.
+func (p *peer) record() []a2atest.Entry {
+	p.t.Helper()
+	entries, err := a2atest.ReadJournal(p.setup.Journal)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		p.t.Fatal(err)
+	}
+	return entries
 }

@@ -191,6 +191,11 @@ func (p *Peer) Handler() a2asrv.RequestHandler { return p.asked }
 // Card returns the peer's card.
 func (p *Peer) Card() *protocol.AgentCard { return p.card }
 
+// Cards returns the peer's card in the form in which servers take it.
+func (p *Peer) Cards() a2asrv.AgentCardProducer {
+	return a2asrv.AgentCardProducerFn(func(context.Context) (*protocol.AgentCard, error) { return p.card, nil })
+}
+
 // Config returns what the peer was made of, for another one that takes its place.
 func (p *Peer) Config() Config { return p.cfg }
 

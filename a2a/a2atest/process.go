@@ -43,6 +43,8 @@ type ProcessConfig struct {
 	Tasks string
 	// Serve serves the peer's handler until ctx ends, in place of HTTP. May be nil.
 	Serve func(ctx context.Context, p *Peer) error
+	// URL and Binding are what the card says of a peer that Serve serves.
+	URL, Binding string
 	// Ready is told the peer's base URL when it listens. May be nil.
 	Ready func(url string)
 }
@@ -95,7 +97,10 @@ func ServePeer(ctx context.Context, cfg ProcessConfig) error {
 		}
 	}
 	if cfg.Serve != nil {
-		p.url = "queue:" + cfg.Name
+		p.url = cfg.URL
+		p.cfg.Card = func(c *protocol.AgentCard) {
+			c.SupportedInterfaces = []*protocol.AgentInterface{protocol.NewAgentInterface(cfg.URL, protocol.TransportProtocol(cfg.Binding))}
+		}
 		p.serve()
 		defer p.Close()
 		return cfg.Serve(ctx, p)

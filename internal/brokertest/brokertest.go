@@ -62,8 +62,14 @@ func Vhost(t testing.TB) string {
 func QueueLength(t testing.TB, vhost, queue string) int {
 	t.Helper()
 	s, name := serviceOf(t, vhost)
-	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of {ok, Q} -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N; _ -> -1 end`,
-		binary(name), binary(queue)))
+	// A quorum queue writes its statistics down every few seconds only, so its state machine is asked.
+	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
+		{ok, Q} -> case amqqueue:get_type(Q) of
+			rabbit_quorum_queue -> case ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1) of {ok, {_, N}, _} -> N; _ -> -1 end;
+			_ -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N
+		end;
+		_ -> -1
+	end`, binary(name), binary(queue)))
 	if err != nil {
 		t.Fatalf("length of queue %s: %v", queue, err)
 	}
@@ -191,12 +197,18 @@ func (s *service) vhost(t testing.TB) string {
 func (s *service) eval(code string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	// A name of its own: by default all have the same, and the node turns away whoever comes while another is there.
-	cmd := exec.CommandContext(ctx, "erl_call", "-h", "test"+strings.ToLower(rand.Text()[:12]), "-sname", s.node, "-e")
-	cmd.Env, cmd.Stdin = s.env, strings.NewReader(code+".\n")
 	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	var out []byte
+	var err error
+	for try := range 6 { // a busy machine is at times too slow for the handshake, which does nothing
+		cmd := exec.CommandContext(ctx, "erl_call", "-sname", s.node, "-e")
+		stderr.Reset()
+		cmd.Env, cmd.Stdin, cmd.Stderr = s.env, strings.NewReader(code+".\n"), &stderr
+		if out, err = cmd.Output(); err == nil || !strings.Contains(stderr.String(), "failed to connect") {
+			break
+		}
+		time.Sleep(time.Duration(try) * 100 * time.Millisecond)
+	}
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%w (it comes with Debian's erlang-base)", err)

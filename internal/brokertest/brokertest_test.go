@@ -89,7 +89,7 @@ func TestBrokerOfATestsOwn(t *testing.T) {
 		t.Errorf("alarms = %s, want none", got)
 	}
 
-	b.Eval(`rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"q">>), true, false, [], none, <<"test">>)`)
+	b.Eval(`rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"q">>), true, false, [{<<"x-queue-type">>, longstr, <<"quorum">>}], none, <<"test">>)`)
 	if got := brokertest.QueueLength(t, b.URL(), "q"); got != 0 {
 		t.Errorf("the queue's length = %d, want 0", got)
 	}
