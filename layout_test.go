@@ -75,8 +75,8 @@ var homes = map[string][]string{
 	"go.yaml.in/yaml/v3":                        {"cmd"}, // as viper does
 	"go.opentelemetry.io/otel":                  {"a2a", "agentloop", "internal"},
 	"github.com/prometheus/client_golang":       {"a2a/a2aqueue", "agentloop", "httpapi", "internal/app", "session", "subagent", "tracker"},
-	"github.com/rabbitmq/amqp091-go":            {"a2a/a2aqueue"},
-	"golang.org/x/sync":                         {"agentloop"},
+	"github.com/rabbitmq/amqp091-go":            {"a2a/a2aqueue", "bench"}, // bench compares us with it
+	"golang.org/x/sync":                         {"agentloop", "bench"},
 	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests
 	"google.golang.org/genproto":                {"a2a"},
 	"google.golang.org/grpc":                    {"a2a", "bench"}, // its wire format and types; the connections are ours

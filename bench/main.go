@@ -21,8 +21,8 @@ import (
 )
 
 func main() {
-	if os.Getenv(peerEnv) != "" {
-		if err := servePeers(os.Stdin, os.Stdout); err != nil {
+	if serve := peerProcess(); serve != nil {
+		if err := serve(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "bench peer:", err)
 			os.Exit(1)
 		}
@@ -43,6 +43,8 @@ type sizes struct {
 	parked  []int // calls that wait at once
 	appends time.Duration
 	open    int // calls that are open when a process starts again
+	// exchanges is how many calls over a queue each caller makes in one run.
+	exchanges int
 }
 
 // part is a part of the benchmark, by the name that -run picks.
@@ -56,6 +58,7 @@ var parts = []part{
 	{"parked", measureParked},
 	{"append", measureAppends},
 	{"restart", measureRestart},
+	{"queue", measureQueue},
 }
 
 // bench is one run of the program.
@@ -70,7 +73,7 @@ type bench struct {
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	var (
-		pick  = flags.String("run", "", "regular expression of the parts to run: invoke, parked, append, restart")
+		pick  = flags.String("run", "", "regular expression of the parts to run: invoke, parked, append, restart, queue")
 		rows  = flags.String("rows", "", "regular expression of the rows of invoke to measure")
 		calls = flags.Int("calls", 200, "calls of one run of a row")
 		form  = flags.String("o", "text", "text, or json: a figure a line")
@@ -89,11 +92,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return fmt.Errorf("flag -o is text or json, not %q", *form)
 	}
 	b := &bench{
-		sizes: sizes{rounds: 5, calls: *calls, parked: []int{1000, 10_000}, appends: time.Second, open: 1000},
+		sizes: sizes{rounds: 5, calls: *calls, parked: []int{1000, 10_000}, appends: time.Second, open: 1000, exchanges: 30},
 		table: &table{json: *form == "json", out: out},
 	}
 	if *quick {
-		b.sizes = sizes{rounds: 1, calls: 3, parked: []int{8}, appends: 20 * time.Millisecond, open: 4}
+		b.sizes = sizes{rounds: 1, calls: 3, parked: []int{8}, appends: 20 * time.Millisecond, open: 4, exchanges: 2}
 	}
 	if b.rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("flag -rows: %w", err)
@@ -102,7 +105,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer os.RemoveAll(b.dir)
-	if b.peers, err = startPeers(ctx); err != nil {
+	if b.peers, err = startPeers(ctx, peerEnv+"=1", ports); err != nil {
 		return err
 	}
 	defer func() {

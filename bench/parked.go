@@ -142,12 +142,33 @@ func parkRaw(ctx context.Context, b *bench, n int) (per usage, err error) {
 
 // parkTurns has turns wait in a tool, each in its own, and returns what one takes.
 func parkTurns(ctx context.Context, b *bench, n int, tool string) (per usage, err error) {
+	url := b.peers.url(holder)
+	per, err = parkWorld(ctx, b, n, tool, func(ctx context.Context, store session.Store) (*world, error) {
+		return newWorld(ctx, store, map[string]string{holder: url})
+	}, func(ctx context.Context, w *world) error {
+		if tool == blocks {
+			return w.waitBlocked(ctx, n)
+		}
+		if err := waitHeld(ctx, url, func(h holding) bool { return h.Sent == int64(n) }); err != nil {
+			return err
+		}
+		return waitTasks(ctx, w.calls, n)
+	})
+	if err != nil {
+		return per, err
+	}
+	return per, waitHeld(ctx, url, func(h holding) bool { return h == holding{} })
+}
+
+// parkWorld has the turns of a world wait in a tool until they do, and returns what one takes.
+func parkWorld(
+	ctx context.Context, b *bench, n int, tool string, open func(context.Context, session.Store) (*world, error), parked func(context.Context, *world) error,
+) (per usage, err error) {
 	store, err := b.openStore(ctx, sqliteNormal)
 	if err != nil {
 		return per, err
 	}
-	url := b.peers.url(holder)
-	w, err := newWorld(ctx, store, map[string]string{holder: url})
+	w, err := open(ctx, store)
 	if err != nil {
 		return per, errors.Join(err, store.Close())
 	}
@@ -167,18 +188,11 @@ func parkTurns(ctx context.Context, b *bench, n int, tool string) (per usage, er
 				_ = w.run(ctx, turn, func(context.Context, *session.Turn, int) []llm.Chunk { return uses(tool, holder) })
 			})
 		}
-		if tool == blocks {
-			err = w.waitBlocked(ctx, n)
-		} else if err = waitHeld(ctx, url, func(h holding) bool { return h.Sent == int64(n) }); err == nil {
-			err = waitTasks(ctx, w.calls, n)
-		}
+		err = parked(ctx, w)
 		per = inUse().minus(before).per(n)
 		return err
 	}()
-	if err := errors.Join(err, w.stopAfter(wg.Wait)); err != nil {
-		return per, err
-	}
-	return per, waitHeld(ctx, url, func(h holding) bool { return h == holding{} })
+	return per, errors.Join(err, w.stopAfter(wg.Wait))
 }
 
 // waitTasks waits until so many calls know their peer's task: nothing more is written then.
@@ -195,9 +209,9 @@ func waitTasks(ctx context.Context, tracked *tracker.Tracker, n int) error {
 	})
 }
 
-// waitFor looks again and again until it is so, a minute at most.
+// waitFor looks again and again until it is so, two minutes at most.
 func waitFor(ctx context.Context, what string, look func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New(what+" after a minute"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New(what+" after two minutes"))
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -47,14 +47,26 @@ type peers struct {
 	stdin io.Closer
 }
 
-// startPeers starts the process. It ends when its standard input does, so it can't outlive us.
-func startPeers(ctx context.Context) (*peers, error) {
+// peerProcess returns what this process serves if it is one of peers, else nil.
+func peerProcess() func(in io.Reader, out io.Writer) error {
+	if env := os.Getenv(queueEnv); env != "" {
+		return func(in io.Reader, out io.Writer) error { return serveQueues(env, in, out) }
+	}
+	if os.Getenv(peerEnv) != "" {
+		return servePeers
+	}
+	return nil
+}
+
+// startPeers starts a process of peers, which the variable says, and reads the lines it begins with. It ends when its standard
+// input does, so it can't outlive us.
+func startPeers(ctx context.Context, env string, greeting int) (*peers, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this binary: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = append(os.Environ(), peerEnv+"=1")
+	cmd.Env = append(os.Environ(), env)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -69,10 +81,10 @@ func startPeers(ctx context.Context) (*peers, error) {
 	}
 	p := &peers{cmd: cmd, stdin: stdin}
 	lines := bufio.NewScanner(stdout)
-	for len(p.urls) < ports && lines.Scan() {
+	for len(p.urls) < greeting && lines.Scan() {
 		p.urls = append(p.urls, lines.Text())
 	}
-	if len(p.urls) < ports {
+	if len(p.urls) < greeting {
 		return nil, errors.Join(errors.New("the peers did not start"), p.stop())
 	}
 	return p, nil
@@ -122,7 +134,6 @@ func waitHeld(ctx context.Context, url string, done func(holding) bool) error {
 func servePeers(in io.Reader, out io.Writer) error {
 	var serving sync.WaitGroup
 	defer serving.Wait()
-	quiet := slog.New(slog.DiscardHandler)
 	remote, stop, err := serveGRPC(a2asrv.NewHandler(answerer(streamingMessage), a2asrv.WithLogger(quiet)), &serving)
 	if err != nil {
 		return err
@@ -139,13 +150,7 @@ func servePeers(in io.Reader, out io.Writer) error {
 			for _, kind := range way.kinds() {
 				path := "/" + way.prefix + kind
 				at := &protocol.AgentInterface{URL: base + path + "/a2a", ProtocolBinding: way.binding, ProtocolVersion: way.version}
-				card := &protocol.AgentCard{
-					Name: "peer", Description: "a peer to measure with", Version: "1",
-					SupportedInterfaces: []*protocol.AgentInterface{at},
-					Capabilities:        protocol.AgentCapabilities{Streaming: !strings.HasPrefix(kind, "plain")},
-					DefaultInputModes:   []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
-					Skills: []protocol.AgentSkill{{ID: "answer", Name: "Answer", Description: "answers", Tags: []string{"bench"}}},
-				}
+				card := peerCard(!strings.HasPrefix(kind, "plain"), at)
 				switch {
 				case way.binding == protocol.TransportProtocolGRPC:
 					at.URL = remote
@@ -172,6 +177,17 @@ func servePeers(in io.Reader, out io.Writer) error {
 	}
 	_, err = io.Copy(io.Discard, in)
 	return err
+}
+
+// peerCard is the card of a peer.
+func peerCard(streaming bool, at *protocol.AgentInterface) *protocol.AgentCard {
+	return &protocol.AgentCard{
+		Name: "peer", Description: "a peer to measure with", Version: "1",
+		SupportedInterfaces: []*protocol.AgentInterface{at},
+		Capabilities:        protocol.AgentCapabilities{Streaming: streaming},
+		DefaultInputModes:   []string{"text/plain"}, DefaultOutputModes: []string{"text/plain"},
+		Skills: []protocol.AgentSkill{{ID: "answer", Name: "Answer", Description: "answers", Tags: []string{"bench"}}},
+	}
 }
 
 // serveGRPC serves an agent by gRPC, on a port of its own as gRPC's servers do, and returns its URL.

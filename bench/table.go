@@ -23,8 +23,9 @@ type figure struct {
 	Value float64 `json:"value"`
 	Unit  string  `json:"unit,omitempty"`
 	// Aim is the most, or with AtLeast the least, that the value should be; 0 is none.
-	Aim  float64 `json:"aim,omitempty"`
-	Note string  `json:"note,omitempty"`
+	Aim     float64 `json:"aim,omitempty"`
+	AtLeast bool    `json:"atLeast,omitempty"`
+	Note    string  `json:"note,omitempty"`
 }
 
 func (t *table) print(format string, args ...any) {
@@ -53,14 +54,27 @@ func (t *table) add(f figure) {
 	}
 	aim := ""
 	if f.Aim != 0 {
-		verdict := "ok"
-		if f.Value > f.Aim {
+		bound, verdict := "≤", "ok"
+		switch {
+		case f.AtLeast && f.Value < f.Aim:
+			bound, verdict = "≥", "UNDER"
+		case f.AtLeast:
+			bound = "≥"
+		case f.Value > f.Aim:
 			verdict = "OVER"
 		}
-		aim = fmt.Sprintf("aim ≤ %s  %s", number(f.Aim), verdict)
+		aim = fmt.Sprintf("aim %s %s  %s", bound, number(f.Aim), verdict)
 	}
 	line := fmt.Sprintf("  %-66s %10s %-5s %-22s %s", f.Name, number(f.Value), f.Unit, aim, f.Note)
 	t.print("%s\n", strings.TrimRight(line, " "))
+}
+
+// skip says that a part can't be measured here.
+func (t *table) skip(part string, why error) {
+	t.head("%s: not measured: %v", part, why)
+	if t.json {
+		t.add(figure{Part: part, Name: "not measured", Note: why.Error()})
+	}
 }
 
 // number is a value in about three digits.

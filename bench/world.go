@@ -31,28 +31,35 @@ type world struct {
 	end   context.CancelCauseFunc
 	wg    sync.WaitGroup
 
+	closing []func()     // in the end
 	blocked atomic.Int64 // turns in the tool that only blocks
 }
+
+var quiet = slog.New(slog.DiscardHandler)
 
 // modelFunc is a model that is asked for the nth answer of a turn, from 1.
 type modelFunc func(ctx context.Context, turn *session.Turn, n int) []llm.Chunk
 
 // newWorld puts a world together on a store, which it closes in the end. peers are base URLs by name.
-func newWorld(ctx context.Context, store session.Store, peers map[string]string) (w *world, err error) {
+func newWorld(ctx context.Context, store session.Store, peers map[string]string) (*world, error) {
+	var list []a2a.Peer
+	for name, url := range peers {
+		list = append(list, a2a.Peer{Name: name, Card: url})
+	}
+	return newWorldOf(ctx, store, list, nil)
+}
+
+// newWorldOf is newWorld with peers of any kind, those behind queues by the transport given.
+func newWorldOf(ctx context.Context, store session.Store, peers []a2a.Peer, queue a2a.Transport) (w *world, err error) {
 	w = &world{store: store}
 	w.life, w.end = context.WithCancelCause(context.WithoutCancel(ctx))
-	quiet := slog.New(slog.DiscardHandler)
 	if w.calls, err = tracker.New(tracker.Config{Store: store, Logger: quiet}); err != nil {
 		return nil, err
 	}
 	if w.http, err = a2ahttp.New(a2ahttp.Config{}); err != nil {
 		return nil, err
 	}
-	var list []a2a.Peer
-	for name, url := range peers {
-		list = append(list, a2a.Peer{Name: name, Card: url})
-	}
-	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: list, Transport: w.http, Logger: quiet})
+	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: peers, Transport: w.http, Queue: queue, Logger: quiet})
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +89,9 @@ func (w *world) stopAfter(wait func()) error {
 	w.relay.Drain()
 	w.wg.Wait()
 	w.http.Close()
+	for _, f := range w.closing {
+		f()
+	}
 	return w.store.Close()
 }
 
