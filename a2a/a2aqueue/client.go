@@ -250,7 +250,7 @@ func (e *tooLargeError) Is(target error) bool { return target == a2a.ErrTooLarge
 func (e *tooLargeError) Unwrap() error { return e.err }
 
 // result reads an answer's result.
-func (c *Client) result(a answer) (json.RawMessage, error) {
+func (c *Client) result(a *answer) (json.RawMessage, error) {
 	if len(a.body) > c.f.cfg.MaxBody {
 		return nil, &tooLargeError{what: "the answer", size: len(a.body), limit: c.f.cfg.MaxBody}
 	}
@@ -291,7 +291,8 @@ func callInto[T any](ctx context.Context, c *Client, method string, service a2ac
 	return v, nil
 }
 
-// stream sends a request that a stream answers, and follows it to its end.
+// stream sends a request that a stream answers, and follows it to its end. Most of a stream's life is spent waiting inside
+// step, so that this and what it calls keep little on the stack.
 func (c *Client) stream(ctx context.Context, method, id string, service a2aclient.ServiceParams, payload any) iter.Seq2[protocol.Event, error] {
 	return func(yield func(protocol.Event, error) bool) {
 		x, err := c.ask(ctx, method, id, service, payload)
@@ -300,31 +301,36 @@ func (c *Client) stream(ctx context.Context, method, id string, service a2aclien
 			return
 		}
 		defer x.close()
-		payload = nil
-		p := patience{next: 3 * c.f.cfg.KeepAlive}
-		if method == methodSubscribe {
-			p.first = c.f.cfg.RequestTimeout
-		}
-		for {
-			a, err := x.next(ctx, p)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if len(a.body) > 0 || !a.end {
-				ev, err := c.event(a)
-				if !yield(ev, err) || err != nil {
-					return
-				}
-			}
-			if a.end {
-				return
-			}
+		payload, service = nil, nil
+		for c.step(ctx, x, method, yield) {
 		}
 	}
 }
 
-func (c *Client) event(a answer) (protocol.Event, error) {
+// step waits for the next event and hands it on. It reports whether there may be another.
+func (c *Client) step(ctx context.Context, x *exchange, method string, yield func(protocol.Event, error) bool) bool {
+	p := patience{next: 3 * c.f.cfg.KeepAlive}
+	if method == methodSubscribe {
+		p.first = c.f.cfg.RequestTimeout
+	}
+	a, err := x.next(ctx, p)
+	if err != nil {
+		yield(nil, err)
+		return false
+	}
+	return c.handOn(a, yield)
+}
+
+func (c *Client) handOn(a *answer, yield func(protocol.Event, error) bool) bool {
+	if len(a.body) == 0 && a.end {
+		return false
+	}
+	end := a.end
+	ev, err := c.event(a)
+	return yield(ev, err) && err == nil && !end
+}
+
+func (c *Client) event(a *answer) (protocol.Event, error) {
 	result, err := c.result(a)
 	if err != nil {
 		return nil, err

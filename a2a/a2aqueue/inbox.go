@@ -192,7 +192,7 @@ func (in *inbox) take(d *Delivery) {
 		in.metrics.dropped("nobody")
 		return
 	}
-	if why := x.add(a); why != "" {
+	if why := x.add(&a); why != "" {
 		in.metrics.dropped(why)
 	}
 }
@@ -204,7 +204,7 @@ type exchange struct {
 	wake chan struct{} // has one when there is something new
 
 	mu    sync.Mutex
-	got   []answer
+	got   []*answer
 	bytes int
 	last  int64     // the sequence number that came last
 	heard time.Time // when anything came
@@ -213,7 +213,7 @@ type exchange struct {
 }
 
 // add keeps an answer until it is taken. It never blocks; it returns why it wasn't kept, if so.
-func (x *exchange) add(a answer) (dropped string) {
+func (x *exchange) add(a *answer) (dropped string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.heard, x.began = time.Now(), true
@@ -271,46 +271,46 @@ func (x *exchange) hasAnswer() bool {
 type patience struct{ first, next time.Duration }
 
 // next returns what came next. Of a stream that broke, what came before that is returned first.
-func (x *exchange) next(ctx context.Context, p patience) (answer, error) {
+func (x *exchange) next(ctx context.Context, p patience) (*answer, error) {
 	for {
-		a, ok, left, err := x.pop(p)
-		if ok || err != nil {
+		a, left, err := x.pop(p)
+		if a != nil || err != nil {
 			return a, err
 		}
 		if err := x.await(ctx, left); err != nil {
-			return answer{}, err
+			return nil, err
 		}
 	}
 }
 
 // pop returns an answer that has come, or an error if none will, or how long to wait for the next (0: for ever).
-func (x *exchange) pop(p patience) (a answer, ok bool, left time.Duration, err error) {
+func (x *exchange) pop(p patience) (a *answer, left time.Duration, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.got) > 0 {
 		a = x.got[0]
-		x.got[0] = answer{}
+		x.got[0] = nil
 		x.got = x.got[1:]
 		if len(x.got) == 0 {
 			x.got = nil
 		}
 		x.bytes -= len(a.body)
-		return a, true, 0, nil
+		return a, 0, nil
 	}
 	if x.err != nil {
-		return answer{}, false, 0, x.err
+		return nil, 0, x.err
 	}
 	limit := p.first
 	if x.began {
 		limit = p.next
 	}
 	if limit == 0 {
-		return answer{}, false, 0, nil
+		return nil, 0, nil
 	}
 	if left = limit - time.Since(x.heard); left <= 0 {
-		return answer{}, false, 0, fmt.Errorf("%w: for %s", ErrSilent, limit)
+		return nil, 0, fmt.Errorf("%w: for %s", ErrSilent, limit)
 	}
-	return answer{}, false, left, nil
+	return nil, left, nil
 }
 
 // await waits until something may have come, no longer than d unless that is 0.
