@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -37,6 +38,8 @@ func parseURL(raw string, secure *tls.Config) (brokerAddress, error) {
 		return brokerAddress{}, errors.New("the broker's URL must begin with amqp:// or amqps://")
 	case u.Hostname() == "":
 		return brokerAddress{}, errors.New("the broker's URL names no host")
+	case net.ParseIP(u.Hostname()) == nil && strings.ContainsFunc(u.Hostname(), notInName):
+		return brokerAddress{}, errors.New("the broker's URL has a host that is neither a name nor an address")
 	case u.Fragment != "":
 		return brokerAddress{}, errors.New("the broker's URL has a part after #; write it as %23")
 	}
@@ -73,6 +76,11 @@ func parseURL(raw string, secure *tls.Config) (brokerAddress, error) {
 		return brokerAddress{}, errors.New("TLS is configured, and the broker's URL is amqp://; write amqps://")
 	}
 	return a, nil
+}
+
+// notInName reports whether a character can't stand in the name of a host.
+func notInName(r rune) bool {
+	return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-._", r)
 }
 
 func mechanisms(uri amqp.URI) ([]amqp.Authentication, error) {

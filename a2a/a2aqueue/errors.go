@@ -79,8 +79,9 @@ func handshakeRefused(doing string, err error) error {
 	if !ok {
 		return nil
 	}
-	// The library makes these two up when the broker hangs up without a word, and then knows only where it was.
-	if !e.Server && e != amqp.ErrCredentials && e != amqp.ErrVhost {
+	// The library makes the first two up when the broker hangs up without a word, and then knows only where it was; the
+	// third when the broker has no mechanism that we have.
+	if !e.Server && e != amqp.ErrCredentials && e != amqp.ErrVhost && e != amqp.ErrSASL {
 		return nil
 	}
 	r := &RefusedError{Doing: doing, Code: e.Code, Text: e.Reason}
