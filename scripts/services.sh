@@ -31,7 +31,7 @@ answers() {
 
 # administers NODE HOME [EPMD_PORT]: this user may make virtual hosts on that node.
 administers() {
-	[[ $(echo 'true = rabbit:is_running().' | env HOME="$2" ${3:+ERL_EPMD_PORT="$3"} erl_call -sname "$1" -e 2>/dev/null) == '{ok, true}' ]]
+	[[ $(echo 'true = rabbit:is_running().' | env HOME="$2" ${3:+ERL_EPMD_PORT="$3"} erl_call -h "services$$" -sname "$1" -e 2>/dev/null) == '{ok, true}' ]]
 }
 
 # found URL: a broker is there that tests can use.
