@@ -178,6 +178,9 @@ func repliesInTheQueue(t *testing.T, vhost string) *verdict {
 	}
 	w.release()
 	w.await("all replies in the queue", func() bool { return w.replies() == w.calls })
+	for _, p := range w.peers {
+		p.kill() // so that nothing but the queue can tell the answers
+	}
 	l = w.follows()
 	w.comesHome(l)
 	if n := w.replies(); n != 0 {
