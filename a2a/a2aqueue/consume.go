@@ -378,10 +378,7 @@ func (c *consumer) serve(
 			}
 			return fmt.Errorf("the broker cancelled the consumer: queue %s is gone", queue)
 		case e, ok := <-closes:
-			if ok && e.Server {
-				return refused("consume "+queue, e)
-			}
-			return errors.New("the connection was lost")
+			return closedBy(e, ok, "consume "+queue)
 		}
 	}
 }

@@ -73,6 +73,17 @@ func refused(doing string, err error) error {
 	return r
 }
 
+// closedBy is why a channel or a connection was closed, as its notification says. Without one we closed it.
+func closedBy(e *amqp.Error, ok bool, doing string) error {
+	switch {
+	case !ok:
+		return errors.New("the connection was closed")
+	case e.Server:
+		return refused(doing, e)
+	}
+	return fmt.Errorf("the connection broke: %s", e.Reason)
+}
+
 // handshakeRefused is the error of a broker that doesn't let us in, or nil if it was none of its.
 func handshakeRefused(doing string, err error) error {
 	e, ok := errors.AsType[*amqp.Error](err)

@@ -172,14 +172,7 @@ func (l *link) hold(ctx context.Context, c *conn) error {
 			stop.Stop()
 			c.err = errors.Join(ErrClosed, err)
 		case e, ok := <-closes:
-			switch {
-			case !ok:
-				c.err = errors.New("the connection was closed")
-			case e.Server:
-				c.err = refused("use "+l.addr.shown, e)
-			default:
-				c.err = fmt.Errorf("the connection broke: %s", e.Reason)
-			}
+			c.err = closedBy(e, ok, "use "+l.addr.shown)
 		case b, ok := <-blocks:
 			if !ok {
 				blocks = nil

@@ -195,14 +195,18 @@ func (b *Broker) servePublishing(c *conn) {
 	for range b.cfg.PublishChannels {
 		wg.Go(func() {
 			for {
-				err := b.publishOn(c)
+				pause := 20 * time.Millisecond
+				opened, err := b.publishOn(c)
+				if !opened { // such as when the broker allows no more
+					pause = time.Second
+				}
 				if !c.amqp.IsClosed() {
 					b.cfg.Logger.WarnContext(b.ctx, "a channel to publish was closed", "err", err)
 				}
 				select {
 				case <-c.done:
 					return
-				case <-time.After(20 * time.Millisecond):
+				case <-time.After(pause):
 				}
 			}
 		})
@@ -211,13 +215,13 @@ func (b *Broker) servePublishing(c *conn) {
 }
 
 // publishOn opens a channel and publishes on it until it is closed.
-func (b *Broker) publishOn(c *conn) error {
+func (b *Broker) publishOn(c *conn) (opened bool, err error) {
 	ch, err := c.amqp.Channel()
 	if err != nil {
-		return fmt.Errorf("open a channel: %w", err)
+		return false, fmt.Errorf("open a channel: %w", err)
 	}
 	if err := ch.Confirm(false); err != nil {
-		return fmt.Errorf("ask for confirmations: %w", err)
+		return false, fmt.Errorf("ask for confirmations: %w", err)
 	}
 	p := &pubChannel{
 		conn: c, ch: ch, sends: b.sends, max: b.cfg.MaxUnconfirmed,
@@ -228,7 +232,7 @@ func (b *Broker) publishOn(c *conn) error {
 	p.closes = ch.NotifyClose(make(chan *amqp.Error, 1))
 	p.err = p.run()
 	close(p.lost)
-	return p.err
+	return true, p.err
 }
 
 // pubChannel is a channel in confirm mode and what is on its way through it. One goroutine publishes on it; it doesn't wait for
@@ -269,10 +273,7 @@ func (p *pubChannel) run() error {
 		case <-p.freed:
 		case <-tick.C:
 		case e, ok := <-p.closes:
-			if ok && e.Server {
-				return refused("publish", e)
-			}
-			return errors.New("the connection was lost")
+			return closedBy(e, ok, "publish")
 		case <-p.conn.done:
 			return p.conn.err
 		}

@@ -93,6 +93,26 @@ func TestEachOfManyMessagesGetsItsOwnFate(t *testing.T) {
 	}
 }
 
+// Nobody waits any more for what came back first; it must not be in the way of what comes back next.
+func TestAMessageGivenBackToNobodyIsNotInTheWay(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishChannels: 1, MaxUnconfirmed: 1})
+	warm(t, b)
+	proxy.Delay(200 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := b.Publish(ctx, text("nobody", "1"))
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+		t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+	}
+	proxy.Delay(0)
+	err = b.Publish(bounded(t), text("nobody", "2"))
+	if _, returned := errors.AsType[*a2aqueue.ReturnedError](err); !returned {
+		t.Errorf("Publish() = %v, want a ReturnedError", err)
+	}
+}
+
 func TestAFullQueueThatRejectsIsAnError(t *testing.T) {
 	b := open(t, a2aqueue.BrokerConfig{})
 	q := declare(t, b, "q", amqp.Table{"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -267,8 +287,8 @@ func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
 	proxy.Drop(brokertest.ToServer)
 	proxy.Heal() // for new ones
 	err := b.Publish(bounded(t), text(q, "2"))
-	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
-		t.Errorf("Publish() = %v, want an UnconfirmedError", err)
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !strings.Contains(err.Error(), "i/o timeout") {
+		t.Errorf("Publish() = %v, want an UnconfirmedError since nothing came", err)
 	}
 	if err := b.Publish(bounded(t), text(q, "3")); err != nil {
 		t.Errorf("Publish() on the next connection = %v", err)
