@@ -52,13 +52,11 @@ func (r echo) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, er
 	return session.Outcome{State: session.StateCompleted, TurnEnded: session.TurnEnded{Output: "you said: " + m.Text}}, nil
 }
 
-// manager starts a Manager whose turns [echo] runs.
-func manager(t testing.TB) (m *session.Manager, stop func()) {
-	t.Helper()
+// newManager starts a Manager whose turns [echo] runs. stop stops it.
+func newManager(ctx context.Context) (m *session.Manager, stop func() error, err error) {
 	store := session.NewMemory()
-	m, err := session.NewManager(session.Config{Store: store})
-	if err != nil {
-		t.Fatal(err)
+	if m, err = session.NewManager(session.Config{Store: store}); err != nil {
+		return nil, nil, err
 	}
 	m.Use(session.Hooks{
 		Runner: echo{store},
@@ -70,24 +68,26 @@ func manager(t testing.TB) (m *session.Manager, stop func()) {
 		},
 		FoldFailed: func(context.Context, session.ID, []session.Record, string) string { return "" },
 	})
-	if err := m.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return m, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+	return m, func() error {
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if err := m.Stop(ctx); err != nil {
-			t.Error(err)
-		}
-	}
+		return m.Stop(bound)
+	}, m.Start(ctx)
 }
 
 // inProcess runs a test of a client of a Manager in a bubble.
 func inProcess(t *testing.T, f func(t *testing.T, c *sessionclient.Session, m *session.Manager, id session.ID)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		m, stop := manager(t)
-		defer stop()
+		m, stop, err := newManager(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		}()
 		id, err := m.Open(t.Context(), session.OpenRequest{Agent: "primary"})
 		if err != nil {
 			t.Fatal(err)
