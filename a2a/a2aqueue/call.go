@@ -28,6 +28,7 @@ type call struct {
 	settled chan struct{}
 	settle1 sync.Once
 	params  *a2asrv.CallContext // of the last call of the handler
+	stream  string              // the id of the stream
 	seq     int64               // of the last event
 	ended   bool                // the stream
 	told    bool                // the answer to an operation without a stream
@@ -38,7 +39,7 @@ type call struct {
 }
 
 func (s *Server) newCall(alive, cut context.Context, r *request, d *Delivery) *call {
-	c := &call{s: s, r: r, d: d, alive: alive, settled: make(chan struct{})}
+	c := &call{s: s, r: r, d: d, alive: alive, stream: newID(), settled: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(cut)
 	c.cancel, c.done = cancel, func() { cancel(context.Canceled) }
 	if !r.deadline.IsZero() {
@@ -240,7 +241,7 @@ func (c *call) emit(body []byte, end bool) {
 		return
 	}
 	a := c.answer(typeEvent, body)
-	a.seq, a.end = c.seq+1, end
+	a.stream, a.seq, a.end = c.stream, c.seq+1, end
 	err := c.s.publish(c.alive, c.r.answersTo(), a, eventPatience)
 	switch {
 	case errors.Is(err, ErrTooLarge):
@@ -268,7 +269,7 @@ func (c *call) due(now time.Time) bool {
 // keepAlive says that a stream goes on. An error says that the broker can't be reached.
 func (c *call) keepAlive(ctx context.Context) error {
 	a := c.s.answerTo(c.r, typeKeepAlive, nil)
-	a.seq = c.sentSeq.Load()
+	a.stream, a.seq = c.stream, c.sentSeq.Load()
 	err := c.s.cfg.Broker.Publish(ctx, Publication{Key: c.r.answersTo(), Publishing: a.publishing(time.Now())})
 	if err != nil && !passing(err) {
 		c.readerGone()

@@ -203,23 +203,30 @@ type exchange struct {
 	in   *inbox
 	wake chan struct{} // has one when there is something new
 
-	mu    sync.Mutex
-	got   []*answer
-	bytes int
-	last  int64     // the sequence number that came last
-	heard time.Time // when anything came
-	began bool      // anything has
-	err   error     // nothing more comes
+	mu     sync.Mutex
+	got    []*answer
+	bytes  int
+	last   int64     // the sequence number that came last
+	heard  time.Time // when anything came
+	began  bool      // anything has
+	stream string    // the id of the stream
+	err    error     // nothing more comes
 }
 
 // add keeps an answer until it is taken. It never blocks; it returns why it wasn't kept, if so.
 func (x *exchange) add(a *answer) (dropped string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.heard, x.began = time.Now(), true
+	x.heard = time.Now()
+	if !x.began {
+		x.began, x.stream = true, a.stream
+	}
 	switch {
 	case x.err != nil:
 		return "over"
+	case a.kind != typeResponse && x.began && a.stream != x.stream:
+		x.failLocked(fmt.Errorf("%w: another stream answers the same request", ErrGap))
+		return "gap"
 	case a.kind == typeKeepAlive && a.seq > x.last, a.kind == typeEvent && a.seq > x.last+1:
 		x.failLocked(fmt.Errorf("%w: number %d follows %d", ErrGap, a.seq, x.last))
 		return "gap"

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
@@ -268,6 +270,9 @@ func passing(err error) bool {
 	return !returned && !refused && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrClosed)
 }
 
+// keepers is how many readers of streams are told at the same time that their streams go on.
+const keepers = 16
+
 // keepAlive tells readers of streams that are silent that they go on, until ctx ends.
 func (s *Server) keepAlive(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
@@ -287,11 +292,19 @@ func (s *Server) keepAlive(ctx context.Context) {
 			}
 		}
 		s.mu.Unlock()
-		for _, c := range due {
-			if c.keepAlive(ctx) != nil {
-				break // the broker is away; all of them are told in the next round
-			}
+		var wg sync.WaitGroup
+		var away atomic.Bool // the broker; all of them are told in the next round
+		for part := range slices.Chunk(due, max(1, (len(due)+keepers-1)/keepers)) {
+			wg.Go(func() {
+				for _, c := range part {
+					if away.Load() {
+						return
+					}
+					away.Store(c.keepAlive(ctx) != nil)
+				}
+			})
 		}
+		wg.Wait()
 	}
 }
 

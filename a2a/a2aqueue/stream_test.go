@@ -42,6 +42,10 @@ func (a *byHand) say(req *a2aqueue.Delivery, seq int64, end bool, body string) {
 		h["a2a-end"] = true
 	}
 	kind := "Event"
+	h["a2a-stream-id"] = "one"
+	if body == "another" {
+		h["a2a-stream-id"], body = "two", completed
+	}
 	if body == "alive" {
 		kind, body = "KeepAlive", ""
 	}
@@ -76,6 +80,7 @@ func TestStreamsAreTakenInOrder(t *testing.T) {
 		"one missing in the middle":         {[]said{{1, false, working(1)}, {3, true, completed}}, 1, a2aqueue.ErrGap},
 		"the first missing":                 {[]said{{2, false, working(2)}}, 0, a2aqueue.ErrGap},
 		"one missing before a sign of life": {[]said{{1, false, working(1)}, {2, false, "alive"}}, 1, a2aqueue.ErrGap},
+		"begun anew by another process":     {[]said{{1, false, working(1)}, {1, false, "another"}}, 1, a2aqueue.ErrGap},
 		"an error in the middle": {
 			[]said{{1, false, working(1)}, {2, true, `{"jsonrpc":"2.0","id":"1","error":{"code":-32001,"message":"gone"}}`}}, 1, protocol.ErrTaskNotFound,
 		},

@@ -42,6 +42,7 @@ const (
 	headerStreamTo       = "a2a-stream-to"
 	headerSeq            = "a2a-seq"
 	headerEnd            = "a2a-end"
+	headerStreamID       = "a2a-stream-id"
 	headerDeadline       = "a2a-deadline"
 	headerRequestMessage = "a2a-request-message-id"
 	headerKeepAlive      = "a2a-keep-alive"
@@ -54,7 +55,7 @@ func newID() string { return rand.Text() }
 // ownHeaders are those that are no parameters of the request: the binding's, and the broker's.
 func ownHeader(name string) bool {
 	switch strings.ToLower(name) {
-	case headerStreamTo, headerSeq, headerEnd, headerDeadline, headerRequestMessage, headerKeepAlive,
+	case headerStreamTo, headerStreamID, headerSeq, headerEnd, headerDeadline, headerRequestMessage, headerKeepAlive,
 		"cc", "bcc", "x-death", "x-delivery-count", "x-publish", "x-a2a-reason", "x-a2a-queue":
 		return true
 	}
@@ -282,8 +283,9 @@ func expiration(left time.Duration) string {
 type answer struct {
 	kind     string // typeResponse, typeEvent or typeKeepAlive
 	exchange string
-	seq      int64 // of an event, from 1; of a keep-alive the last that was sent
-	end      bool  // nothing comes after it
+	stream   string // which stream an event is of: those of two processes that took up the same request differ
+	seq      int64  // of an event, from 1; of a keep-alive the last that was sent
+	end      bool   // nothing comes after it
 	body     []byte
 	// Of the request: its message id, and its trace context.
 	messageID string
@@ -301,6 +303,7 @@ func readAnswer(d *amqp.Delivery) (answer, error) {
 	a.messageID, _ = d.Headers[headerRequestMessage].(string)
 	a.trace, _ = d.Headers[headerTraceparent].(string)
 	a.end, _ = d.Headers[headerEnd].(bool)
+	a.stream, _ = d.Headers[headerStreamID].(string)
 	a.extensions = takeParams(amqp.Table{protocol.SvcParamExtensions: d.Headers[protocol.SvcParamExtensions]})[strings.ToLower(protocol.SvcParamExtensions)]
 	switch d.Type {
 	case typeResponse:
@@ -334,7 +337,7 @@ func (a *answer) publishing(now time.Time) amqp.Publishing {
 		p.Headers[protocol.SvcParamExtensions] = strings.Join(slices.Compact(slices.Sorted(slices.Values(a.extensions))), ",")
 	}
 	if a.kind != typeResponse {
-		p.Headers[headerSeq] = a.seq
+		p.Headers[headerSeq], p.Headers[headerStreamID] = a.seq, a.stream
 		if a.end {
 			p.Headers[headerEnd] = true
 		}
