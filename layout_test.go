@@ -62,7 +62,7 @@ var homes = map[string][]string{
 	"github.com/cenkalti/backoff/v5":            {"a2a", "agentloop", "session/sessionclient"},
 	"github.com/danielgtaylor/huma/v2":          {"httpapi"},
 	"github.com/go-viper/mapstructure/v2":       {"cmd"},
-	"github.com/goccy/go-yaml":                  {"a2a", "llm/scripted", "toolprofile"},
+	"github.com/goccy/go-yaml":                  {"a2a", "deploy", "llm/scripted", "toolprofile"},
 	"github.com/mattn/go-isatty":                {"cmd"},
 	"github.com/oklog/ulid/v2":                  {"session"},
 	"github.com/anthropics/anthropic-sdk-go/v2": {"llm/anthropic"},
@@ -77,7 +77,7 @@ var homes = map[string][]string{
 	"github.com/prometheus/client_golang":       {"a2a/a2aqueue", "agentloop", "httpapi", "internal/app", "session", "subagent", "tracker"},
 	"github.com/rabbitmq/amqp091-go":            {"a2a/a2aqueue", "bench"}, // bench compares us with it
 	"golang.org/x/sync":                         {"agentloop", "bench"},
-	"golang.org/x/sys":                          {"cmd", "e2e"}, // terminals, real and made for tests
+	"golang.org/x/sys":                          {"cmd", "deploy", "e2e"}, // terminals, real and made for tests, and containers
 	"google.golang.org/genproto":                {"a2a"},
 	"google.golang.org/grpc":                    {"a2a", "bench"}, // its wire format and types; the connections are ours
 	"google.golang.org/protobuf":                {"a2a"},

@@ -28,7 +28,9 @@ var buildOrchestrator = sync.OnceValues(func() (string, error) {
 	}
 	builtIn = dir
 	binary := filepath.Join(dir, "orchestrator")
-	out, err := exec.Command("go", "build", "-o", binary, "orchestrator/cmd/orchestrator").CombinedOutput()
+	cmd := exec.Command("go", "build", "-o", binary, "orchestrator/cmd/orchestrator")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as people get it
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the orchestrator: %w\n%s", err, out)
 	}

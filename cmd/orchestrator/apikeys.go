@@ -30,7 +30,7 @@ func (c *cli) apiKeys(cmd *cobra.Command) (*httpapi.Keys, error) {
 func (c *cli) createKeyCommand() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "create PRINCIPAL", Short: "Make an API key for a principal and print it, once", Args: cobra.ExactArgs(1),
+		Use: "create PRINCIPAL", Short: "Make an API key for a principal and print it, once", Args: takes("PRINCIPAL"),
 		Long: `create prints a new API key on standard output. It is shown this once; the file of auth.keys_file keeps its hash. Whoever
 has the key sees the sessions of its principal and no others. A running serve takes it within a second.`,
 		Example: `  orchestrator keys create alice --note laptop
@@ -101,7 +101,7 @@ func (c *cli) listKeysCommand() *cobra.Command {
 
 func (c *cli) revokeKeyCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "revoke KEY", Short: "Revoke an API key by its id", Args: cobra.ExactArgs(1),
+		Use: "revoke KEY", Short: "Revoke an API key by its id", Args: takes("KEY"),
 		Long: `revoke makes a key worth nothing. A running serve refuses it within a second, and ends its event streams at their next
 heartbeat. The principal's sessions and other keys stay.`,
 		Example: `  orchestrator keys list

@@ -18,8 +18,8 @@ func (c *cli) healthCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use: "health", Short: "Ask the serve of this machine whether it is ready; exits with 3 if it isn't", Args: noArgs,
-		Long: `health asks /readyz of the serve that listens on the address of listen, or with --live its /healthz. serve listens on
-loopback only, so this is how a container or a supervisor probes it: from inside, by running this command.`,
+		Long: `health asks /readyz of the serve that listens on the address of listen, or with --live its /healthz. A container or a
+supervisor that can't ask over the network probes by running this command inside.`,
 		Example: `  orchestrator health
   orchestrator health --live --timeout 1s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
