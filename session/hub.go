@@ -5,10 +5,11 @@ import "sync"
 // hub tells subscribers in this process of ephemeral events. A subscriber whose buffer is full misses them.
 type hub struct {
 	mu   sync.Mutex
-	subs map[ID]map[chan told]struct{}
+	subs map[ID]map[chan *told]struct{}
 }
 
-// told is an ephemeral event and its place: behind the durable event of a seq.
+// told is an ephemeral event and its place: behind the durable event of a seq. It is shared by those it is told, and not
+// changed: a buffer of events themselves would be 60 KiB for each subscriber.
 type told struct {
 	Event
 	after uint64
@@ -17,15 +18,15 @@ type told struct {
 // ephemeralBuffer is how many ephemeral events a subscriber may lag behind before it misses some.
 const ephemeralBuffer = 256
 
-func (h *hub) subscribe(root ID) (<-chan told, func()) {
-	ch := make(chan told, ephemeralBuffer)
+func (h *hub) subscribe(root ID) (<-chan *told, func()) {
+	ch := make(chan *told, ephemeralBuffer)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.subs == nil {
-		h.subs = make(map[ID]map[chan told]struct{})
+		h.subs = make(map[ID]map[chan *told]struct{})
 	}
 	if h.subs[root] == nil {
-		h.subs[root] = make(map[chan told]struct{})
+		h.subs[root] = make(map[chan *told]struct{})
 	}
 	h.subs[root][ch] = struct{}{}
 	return ch, func() {
@@ -43,7 +44,7 @@ func (h *hub) publish(e told) {
 	defer h.mu.Unlock()
 	for ch := range h.subs[e.SessionID] {
 		select {
-		case ch <- e:
+		case ch <- &e:
 		default: // full: ephemeral events may be lost
 		}
 	}

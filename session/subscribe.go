@@ -75,7 +75,7 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			case <-wake:
 			case <-reread.C:
 			case e := <-p.told:
-				p.held = &e
+				p.held = e
 				if !p.before(after + 1) {
 					reread.Stop()
 					return
@@ -92,7 +92,7 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 
 // passing gives a reader what is told in passing at its place among the durable events.
 type passing struct {
-	told  <-chan told // nil: nothing of it is wanted
+	told  <-chan *told // nil: nothing of it is wanted
 	held  *told       // taken from the channel; its turn has not come
 	yield func(Event, error) bool
 	// yielded says that something was yielded since it was last set to false.
@@ -105,7 +105,7 @@ func (p *passing) before(seq uint64) bool {
 		if p.held == nil {
 			select {
 			case e := <-p.told:
-				p.held = &e
+				p.held = e
 			default:
 				return true
 			}
