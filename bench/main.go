@@ -45,6 +45,7 @@ type sizes struct {
 	open    int // calls that are open when a process starts again
 	// exchanges is how many calls over a queue each caller makes in one run.
 	exchanges int
+	api       apiSizes
 }
 
 // part is a part of the benchmark, by the name that -run picks.
@@ -59,6 +60,7 @@ var parts = []part{
 	{"append", measureAppends},
 	{"restart", measureRestart},
 	{"queue", measureQueue},
+	{"api", measureAPI},
 }
 
 // bench is one run of the program.
@@ -73,7 +75,7 @@ type bench struct {
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	var (
-		pick  = flags.String("run", "", "regular expression of the parts to run: invoke, parked, append, restart, queue")
+		pick  = flags.String("run", "", "regular expression of the parts to run: invoke, parked, append, restart, queue, api")
 		rows  = flags.String("rows", "", "regular expression of the rows of invoke to measure")
 		calls = flags.Int("calls", 200, "calls of one run of a row")
 		form  = flags.String("o", "text", "text, or json: a figure a line")
@@ -92,11 +94,13 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return fmt.Errorf("flag -o is text or json, not %q", *form)
 	}
 	b := &bench{
-		sizes: sizes{rounds: 5, calls: *calls, parked: []int{1000, 10_000}, appends: time.Second, open: 1000, exchanges: 30},
+		sizes: sizes{rounds: 5, calls: *calls, parked: []int{1000, 10_000}, appends: time.Second, open: 1000, exchanges: 30,
+			api: apiSizes{idle: 1000, readers: 200, events: 1000, paced: 250, pace: 40 * time.Millisecond, trips: 200}},
 		table: &table{json: *form == "json", out: out},
 	}
 	if *quick {
-		b.sizes = sizes{rounds: 1, calls: 3, parked: []int{8}, appends: 20 * time.Millisecond, open: 4, exchanges: 2}
+		b.sizes = sizes{rounds: 1, calls: 3, parked: []int{8}, appends: 20 * time.Millisecond, open: 4, exchanges: 2,
+			api: apiSizes{idle: 8, readers: 4, events: 8, paced: 4, pace: time.Millisecond, trips: 2}}
 	}
 	if b.rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("flag -rows: %w", err)

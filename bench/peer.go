@@ -52,6 +52,9 @@ func peerProcess() func(in io.Reader, out io.Writer) error {
 	if env := os.Getenv(queueEnv); env != "" {
 		return func(in io.Reader, out io.Writer) error { return serveQueues(env, in, out) }
 	}
+	if os.Getenv(clientEnv) != "" {
+		return serveClients
+	}
 	if os.Getenv(peerEnv) != "" {
 		return servePeers
 	}
