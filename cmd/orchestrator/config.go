@@ -29,7 +29,7 @@ const (
 var configKeys = keysOf(reflect.TypeFor[app.Config]())
 
 // pathKeys hold paths. In the file they are relative to it; in a variable or a flag, to the working directory.
-var pathKeys = []string{"data_dir", "store.path", "peers_file", "profiles_file"}
+var pathKeys = []string{"data_dir", "store.path", "peers_file", "profiles_file", "queue.url_file"}
 
 // flagKeys are the config keys that have a flag of their own.
 var flagKeys = map[string]string{"data-dir": "data_dir", "log-level": "log.level", "log-format": "log.format", "listen": "listen"}

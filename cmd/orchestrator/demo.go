@@ -32,8 +32,17 @@ const (
 	demoLate = 20 * time.Second
 )
 
+// demoBroker is where the broker of demo --queue is looked for.
+const demoBroker = "amqp://guest:guest@127.0.0.1:5672/"
+
+type demoFlags struct {
+	crash  bool
+	queue  bool
+	broker string
+}
+
 func (c *cli) demoCommand() *cobra.Command {
-	var crash bool
+	var f demoFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Play the whole story offline: subagents, peers, a late answer; --crash kills it in the middle",
@@ -41,26 +50,46 @@ func (c *cli) demoCommand() *cobra.Command {
 one asks the advisor and waits; one asks the archivist, waits in vain and goes on; the primary asks without waiting. All
 results come home, the archivist's late. It needs no network and no key, and leaves nothing behind.
 
---crash runs it in a child process, kills that while calls are open, and goes on with another on the same database.`,
+--crash runs it in a child process, kills that while calls are open, and goes on with another on the same database.
+
+--queue puts the peers behind queues of a RabbitMQ, which has to be there. The queues are deleted at the end.`,
 		Example: `  orchestrator demo
-  orchestrator demo --crash -o json > events.jsonl`,
+  orchestrator demo --crash -o json > events.jsonl
+  orchestrator demo --queue --broker amqp://guest:guest@127.0.0.1:5672/`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return c.demo(cmd.Context(), crash) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("broker") && !f.queue {
+				return usageError{errors.New("--broker goes with --queue")}
+			}
+			return c.demo(cmd.Context(), f)
+		},
 	}
-	cmd.Flags().BoolVar(&crash, "crash", false, "kill the orchestrator while calls are open, and start it again")
+	cmd.Flags().BoolVar(&f.crash, "crash", false, "kill the orchestrator while calls are open, and start it again")
+	cmd.Flags().BoolVar(&f.queue, "queue", false, "ask the peers through a RabbitMQ")
+	cmd.Flags().StringVar(&f.broker, "broker", "", "the URL of that RabbitMQ (default $AMQP_URL, else "+demoBroker+")")
 	return cmd
 }
 
+// demoBrokerEnv tells a peer of the demonstration its broker, whose URL holds a password.
+const demoBrokerEnv = "ORCHESTRATOR_DEMO_BROKER"
+
 // demoPeerCommand is a peer of the demonstration, in a process of its own.
 func (c *cli) demoPeerCommand() *cobra.Command {
-	return &cobra.Command{
+	var queue string
+	cmd := &cobra.Command{
 		Use: "demo-peer NAME", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := untilInputEnds(cmd.Context())
 			defer stop()
-			return a2ademo.Serve(ctx, a2ademo.Config{Name: args[0], Grace: demoGrace, Ready: func(url string) { fmt.Fprintln(c.stdout, url) }})
+			cfg := a2ademo.Config{Name: args[0], Grace: demoGrace, Ready: func(url string) { fmt.Fprintln(c.stdout, url) }}
+			if queue != "" {
+				cfg.Broker, cfg.Queue = os.Getenv(demoBrokerEnv), queue
+			}
+			return a2ademo.Serve(ctx, cfg)
 		},
 	}
+	cmd.Flags().StringVar(&queue, "queue", "", "take requests from this queue")
+	return cmd
 }
 
 // demoRunCommand is one life of the demonstration's orchestrator. It prints all events, the ephemeral ones too.
@@ -127,7 +156,7 @@ func (t *teller) Event(e session.Event, now time.Time) {
 	}
 }
 
-func (c *cli) demo(ctx context.Context, crash bool) (err error) {
+func (c *cli) demo(ctx context.Context, f demoFlags) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "orchestrator-demo-")
@@ -135,17 +164,34 @@ func (c *cli) demo(ctx context.Context, crash bool) (err error) {
 		return fmt.Errorf("make a folder for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	var q *demoQueues
+	if f.queue {
+		if q, err = newDemoQueues(ctx, f.broker); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, q.forget(ctx)) }()
+	}
 	var replace []string
 	for i, name := range []string{a2ademo.Advisor, a2ademo.Archivist} {
-		peer, url, err := startPeer(ctx, c.stderr, name)
+		peer, url, err := startPeer(ctx, c.stderr, name, q)
 		if err != nil {
 			return err
 		}
 		defer peer.stop()
-		replace = append(replace, fmt.Sprintf("http://127.0.0.1:%d", 8431+i), url)
+		card := fmt.Sprintf("http://127.0.0.1:%d", 8431+i)
+		if q != nil {
+			replace = append(replace, "card: "+card, "queue: "+q.of(name))
+		} else {
+			replace = append(replace, card, url)
+		}
 	}
 	if err := writeDemo(dir, strings.NewReplacer(replace...)); err != nil {
 		return err
+	}
+	if q != nil {
+		if err := q.configure(dir); err != nil {
+			return err
+		}
 	}
 
 	t := &teller{shower: &jsonShower{w: c.stdout}, board: newBoard()}
@@ -155,7 +201,7 @@ func (c *cli) demo(ctx context.Context, crash bool) (err error) {
 		t.shower = v
 	}
 	config := filepath.Join(dir, "orchestrator.yaml")
-	if crash {
+	if f.crash {
 		err = c.demoLives(ctx, config, t)
 	} else {
 		err = c.playDemo(ctx, config, "", 0, t)
@@ -170,7 +216,7 @@ func (c *cli) demo(ctx context.Context, crash bool) (err error) {
 		err = fmt.Errorf("a turn of the demo failed: %s", t.failed)
 	}
 	if err == nil && v != nil {
-		_, err = io.WriteString(c.stdout, t.summary(crash))
+		_, err = io.WriteString(c.stdout, t.summary(f.crash))
 	}
 	return err
 }
@@ -261,7 +307,7 @@ func (c *cli) demoLife(ctx context.Context, config string, t *teller, kill func(
 	if t.root != "" {
 		args = append(args, "--session", string(t.root), "--after", strconv.FormatUint(t.seq, 10))
 	}
-	life, err := startChild(ctx, c.stderr, args...)
+	life, err := startChild(ctx, c.stderr, nil, args...)
 	if err != nil {
 		return false, err
 	}
@@ -341,14 +387,14 @@ type child struct {
 	out io.Reader
 }
 
-// startChild runs this program with other arguments. It is killed when ctx ends.
-func startChild(ctx context.Context, stderr io.Writer, args ...string) (*child, error) {
+// startChild runs this program with other arguments and further variables. It is killed when ctx ends.
+func startChild(ctx context.Context, stderr io.Writer, env []string, args ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Stderr, cmd.WaitDelay = stderr, 5*time.Second
+	cmd.Stderr, cmd.WaitDelay, cmd.Env = stderr, 5*time.Second, append(os.Environ(), env...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", args[0], err)
@@ -364,8 +410,13 @@ func startChild(ctx context.Context, stderr io.Writer, args ...string) (*child, 
 }
 
 // startPeer runs a peer of the demonstration and returns its address.
-func startPeer(ctx context.Context, stderr io.Writer, name string) (*child, string, error) {
-	p, err := startChild(ctx, stderr, "demo-peer", name)
+func startPeer(ctx context.Context, stderr io.Writer, name string, q *demoQueues) (*child, string, error) {
+	var env []string
+	args := []string{"demo-peer", name}
+	if q != nil {
+		env, args = []string{demoBrokerEnv + "=" + q.broker}, append(args, "--queue", q.of(name))
+	}
+	p, err := startChild(ctx, stderr, env, args...)
 	if err != nil {
 		return nil, "", err
 	}
