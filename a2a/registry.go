@@ -202,6 +202,7 @@ func (r *Registry) Lookup(name string) (Peer, error) {
 type link struct {
 	Client
 	streaming bool // the peer can stream
+	binding   protocol.TransportProtocol
 	queued    bool // what is sent waits in a queue
 }
 
@@ -280,7 +281,7 @@ func (r *Registry) choose(ctx context.Context, p Peer, card *protocol.AgentCard)
 		c, err := o.transport.Connect(ctx, p, card)
 		if err == nil {
 			queued := o.transport == r.cfg.Queue
-			return &link{Client: c, streaming: card.Capabilities.Streaming, queued: queued}, nil
+			return &link{Client: c, streaming: card.Capabilities.Streaming, binding: o.best.ProtocolBinding, queued: queued}, nil
 		}
 		if first == nil {
 			first = err
@@ -492,7 +493,7 @@ type Info struct {
 	Description string     `json:"description,omitempty"` // the operator's, else the card's
 	Card        string     `json:"card,omitempty"`        // where the card is
 	Queue       string     `json:"queue,omitempty"`       // through which it is asked
-	Binding     string     `json:"binding,omitempty"`     // what it is asked over: "AMQP", or "http"
+	Binding     string     `json:"binding,omitempty"`     // of the protocol, over which it is asked
 	Registered  bool       `json:"registered,omitempty"`  // added at run time, not listed by the operator
 	Reachable   bool       `json:"reachable"`
 	Problem     string     `json:"problem,omitempty"` // why its card can't be had
@@ -530,14 +531,15 @@ func (r *Registry) Infos(ctx context.Context) []Info {
 func (r *Registry) info(ctx context.Context, e *entry) Info {
 	in := Info{Name: e.peer.Name, Description: e.peer.Description, Card: e.peer.Card, Queue: e.peer.Queue, Registered: e.peer.Registered}
 	card, err := r.card(ctx, e, false)
+	var l *link
 	if err == nil {
-		_, err = r.connectEntry(ctx, e)
+		l, err = r.connectEntry(ctx, e)
 	}
 	in.Reachable = err == nil
 	if err != nil {
 		in.Problem = err.Error()
 	} else {
-		in.Binding = r.carrier(e.peer.Name)
+		in.Binding = string(l.binding)
 		e.mu.Lock()
 		if e.assumed != "" {
 			in.Reachable, in.Problem = false, e.assumed+"; what is sent waits in its queue"

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	protocol "github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/a2asrv"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"orchestrator/a2a"
@@ -150,7 +148,7 @@ func (s *served) begin() {
 	}
 	server, err := a2aqueue.NewServer(a2aqueue.ServerConfig{
 		Broker: b, Queue: s.p.queueOf(s.name), Handler: s.peer.Recorder(), DrainTimeout: time.Millisecond, Logger: quiet(s.p.t),
-		Card: a2asrv.AgentCardProducerFn(func(context.Context) (*protocol.AgentCard, error) { return s.peer.Card(), nil }),
+		Card: s.peer.Cards(),
 	})
 	if err != nil {
 		s.p.t.Error(err)

@@ -358,7 +358,7 @@ func TestPeersThatCanNotBeAskedAreNamedWithTheReason(t *testing.T) {
 	w := newWorkplace(t, "  - {name: advisor, card: "+advisor+"}\n  - {name: website, card: "+html.URL+"}\n  - {name: empty, card: "+empty.URL+"}\n  - {name: gone, card: "+gone.URL+"}\n")
 
 	list := w.ok("peers", "list")
-	for _, want := range []string{`advisor +yes +advise +Gives short`, `website +no `, `empty +no `, `gone +no `} {
+	for _, want := range []string{`advisor +yes +JSONRPC +advise +Gives short`, `website +no `, `empty +no `, `gone +no `} {
 		if !regexp.MustCompile(`(?m)^` + want).MatchString(list) {
 			t.Errorf("peers list misses %q:\n%s", want, list)
 		}

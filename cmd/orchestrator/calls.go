@@ -32,6 +32,8 @@ type callRow struct {
 	Attempt  int              `json:"attempt"`
 	Question string           `json:"question,omitempty"`
 	Reply    *tracker.Reply   `json:"reply,omitempty"`
+	// DeadLetter is its message, or the answer to it, when a broker has given that up.
+	DeadLetter *app.DeadLetter `json:"deadLetter,omitempty"`
 }
 
 func (c *cli) callsCommand() *cobra.Command {
@@ -40,12 +42,14 @@ func (c *cli) callsCommand() *cobra.Command {
 	var from serverFlags
 	list := &cobra.Command{
 		Use: "list", Short: "List the calls to peers whose reply is still wanted", Args: noArgs,
+		Long: `list prints the calls to peers whose reply is still wanted. With a broker configured, it says of a call over a queue when
+its message, or the answer to it, is among the broker's dead letters.`,
 		Example: `  orchestrator calls list
   orchestrator calls list --all --session s_01K... -o json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return from.or(cmd, func() error {
-				return c.readStore(cmd, func(ctx context.Context, _ app.Config, s session.Store) error {
-					return c.listCalls(ctx, s, session.ID(in), all)
+				return c.readStore(cmd, func(ctx context.Context, cfg app.Config, s session.Store) error {
+					return c.listCalls(ctx, cfg, s, session.ID(in), all)
 				})
 			}, func(s *server) error {
 				rows, err := s.callRows(cmd.Context(), session.ID(in), all)
@@ -60,7 +64,7 @@ func (c *cli) callsCommand() *cobra.Command {
 	list.Flags().StringVar(&in, "session", "", "list the calls of one session and its subagents")
 	c.complete(list, "session", c.completeSessions)
 	c.serverFlags(list, &from)
-	return group("calls", "Look at calls to peers and cancel them", list, c.cancelCallCommand())
+	return group("calls", "Look at calls to peers and cancel them", list, c.cancelCallCommand(), c.deadLettersCommand())
 }
 
 func (c *cli) cancelCallCommand() *cobra.Command {
@@ -133,7 +137,7 @@ func (c *cli) cancelCall(ctx context.Context, s session.Store, id session.CallID
 	return err
 }
 
-func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all bool) error {
+func (c *cli) listCalls(ctx context.Context, cfg app.Config, s session.Store, in session.ID, all bool) error {
 	q := session.RecordQuery{Kind: session.KindCall, States: wantedCalls}
 	if all {
 		q.States = nil
@@ -149,6 +153,7 @@ func (c *cli) listCalls(ctx context.Context, s session.Store, in session.ID, all
 	if err != nil {
 		return err
 	}
+	c.markDeadLetters(ctx, cfg, rows)
 	return c.printCalls(rows, all)
 }
 
@@ -198,6 +203,9 @@ func callRows(ctx context.Context, s session.Store, q session.RecordQuery) ([]ca
 
 // wanted says how long the reply is waited for.
 func (r callRow) wanted(now time.Time) string {
+	if r.DeadLetter != nil {
+		return "a dead letter: " + shortText(r.DeadLetter.Reason, 60)
+	}
 	switch {
 	case r.State == tracker.StateWaiting, r.State == tracker.StateOpen:
 		return "due in " + formatLeft(r.Deadline.Sub(now))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,13 +69,13 @@ func (c *cli) listPeers(ctx context.Context, a *app.App) error {
 		return err
 	}
 	w := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "PEER\tREACHABLE\tSKILLS\tDESCRIPTION")
+	fmt.Fprintln(w, "PEER\tREACHABLE\tBINDING\tSKILLS\tDESCRIPTION")
 	for _, in := range infos {
 		reachable, about := "yes", in.Description
 		if !in.Reachable {
 			reachable, about = "no", in.Problem
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", in.Name, reachable, shortText(skills(in), 40), shortText(about, 100))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", in.Name, reachable, cmp.Or(printable(in.Binding), "-"), shortText(skills(in), 40), shortText(about, 100))
 	}
 	return w.Flush()
 }
@@ -93,7 +94,7 @@ func (c *cli) showPeer(ctx context.Context, a *app.App, name string) error {
 	}
 	if !in.Reachable {
 		return withHint(unreachableError{fmt.Errorf("peer %s can't be reached: %s", in.Name, in.Problem)},
-			"check its address in peers.yaml: %s", in.Card)
+			"check its address in peers.yaml: %s", cmp.Or(in.Card, in.Queue))
 	}
 	if c.output == outputJSON {
 		return printJSON(c.stdout, in)
@@ -102,6 +103,10 @@ func (c *cli) showPeer(ctx context.Context, a *app.App, name string) error {
 	if in.Card != "" {
 		fmt.Fprintf(c.stdout, "card       %s\n", in.Card)
 	}
+	if in.Queue != "" {
+		fmt.Fprintf(c.stdout, "queue      %s\n", in.Queue)
+	}
+	fmt.Fprintf(c.stdout, "binding    %s\n", printable(in.Binding))
 	fmt.Fprintf(c.stdout, "streaming  %v\n", in.Streaming)
 	for _, e := range in.Endpoints {
 		fmt.Fprintf(c.stdout, "endpoint   %s (%s %s)\n", printable(e.URL), printable(e.Binding), printable(e.Version))

@@ -195,3 +195,34 @@ func (q *queues) check() error {
 	q.ready.Store(first == nil)
 	return first
 }
+
+// DeadLetter is a message that a broker gave up, or that nobody could understand.
+type DeadLetter struct {
+	Broker string `json:"broker"`
+	a2aqueue.DeadLetter
+}
+
+// ErrNoBroker says that no broker is configured.
+var ErrNoBroker = errors.New("no broker is configured; queue.url_env names the variable with its URL")
+
+// DeadLetters returns the oldest dead letters of each broker, as many as limit, and how many there are. They stay where they
+// are. It connects when nothing is connected yet.
+func (a *App) DeadLetters(ctx context.Context, limit int) (letters []DeadLetter, total int, err error) {
+	if a.queues == nil {
+		return nil, 0, ErrNoBroker
+	}
+	for _, b := range a.queues.brokers {
+		if err := b.broker.Ping(ctx); err != nil {
+			return nil, 0, fmt.Errorf("the broker %s: %w", b.name, err)
+		}
+		found, n, err := b.broker.DeadLetters(ctx, limit)
+		if err != nil {
+			return nil, 0, fmt.Errorf("the broker %s: %w", b.name, err)
+		}
+		for _, l := range found {
+			letters = append(letters, DeadLetter{Broker: b.name, DeadLetter: l})
+		}
+		total += n
+	}
+	return letters, total, nil
+}
