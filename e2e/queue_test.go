@@ -47,9 +47,10 @@ func TestQueue(t *testing.T) {
 		t.Run("around a broker", func(t *testing.T) {
 			for name, fault := range map[string]func(*testing.T, string) *verdict{
 				"a peer is down through more than 30 s of retries":                        peerDown,
-				"the connection is half-open":                                             halfOpen,
-				"the connection is cut towards the broker":                                cutToBroker,
-				"the connection is cut towards us":                                        cutToUs,
+				"our connection is half-open":                                             halfOpen,
+				"a peer's connection is half-open, and its answers arrive unconfirmed":    confirmsSwallowed,
+				"our connection is cut towards the broker":                                cutToBroker,
+				"our connection is cut towards us":                                        cutToUs,
 				"the reply consumer is killed between commit and acknowledgement":         repliesNotAcknowledged,
 				"a peer is killed between the record of its tasks and acknowledgement":    requestsNotAcknowledged,
 				"the orchestrator is killed, and the replies come to the queue meanwhile": repliesInTheQueue,
@@ -93,11 +94,11 @@ func brokerKilled(t *testing.T, b *brokertest.Broker) *verdict {
 	return w.verdict(l)
 }
 
-// harmed cuts our connections in some way, keeps them so while we send and while the peers answer, and heals them.
-func harmed(t *testing.T, vhost string, harm func(*brokertest.Proxy)) *verdict {
+// harmed cuts connections in some way, keeps them so while we send and while the peers answer, and heals them.
+func harmed(t *testing.T, vhost string, harm func(*world)) *verdict {
 	w := newWorld(t, plan{vhost: vhost, async: 8, patient: 8, quick: 8, later: 8})
 	l := w.ask(w.early)
-	harm(w.ours)
+	harm(w)
 	w.release()
 	if !l.until(time.Minute, func(store session.Store) bool { return w.made(store) == w.calls }) {
 		t.Fatalf("the later calls are not made\n%s", l.tail())
@@ -105,23 +106,29 @@ func harmed(t *testing.T, vhost string, harm func(*brokertest.Proxy)) *verdict {
 	w.await("the answers to the early calls", func() bool { return w.answered() >= w.early })
 	pause(time.Second)
 	w.ours.Heal()
+	w.theirs.Heal()
 	w.comesHome(l)
 	return w.verdict(l)
 }
 
 func cutToBroker(t *testing.T, vhost string) *verdict {
-	return harmed(t, vhost, func(p *brokertest.Proxy) { p.Cut(brokertest.ToServer) })
+	return harmed(t, vhost, func(w *world) { w.ours.Cut(brokertest.ToServer) })
 }
 
 func cutToUs(t *testing.T, vhost string) *verdict {
-	return harmed(t, vhost, func(p *brokertest.Proxy) { p.Cut(brokertest.ToClient) })
+	return harmed(t, vhost, func(w *world) { w.ours.Cut(brokertest.ToClient) })
 }
 
 func halfOpen(t *testing.T, vhost string) *verdict {
-	return harmed(t, vhost, func(p *brokertest.Proxy) {
-		p.Drop(brokertest.ToServer)
-		p.Drop(brokertest.ToClient)
+	return harmed(t, vhost, func(w *world) {
+		w.ours.Drop(brokertest.ToServer)
+		w.ours.Drop(brokertest.ToClient)
 	})
+}
+
+// The broker has the answers and can't say so: the peers send them again.
+func confirmsSwallowed(t *testing.T, vhost string) *verdict {
+	return harmed(t, vhost, func(w *world) { w.theirs.Drop(brokertest.ToClient) })
 }
 
 func repliesNotAcknowledged(t *testing.T, vhost string) *verdict {
