@@ -448,6 +448,71 @@ func (closedListener) Accept() (net.Conn, error) { return nil, net.ErrClosed }
 func (closedListener) Close() error              { return nil }
 func (closedListener) Addr() net.Addr            { return &net.TCPAddr{} }
 
+// pipes is a listener in a bubble.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+func (p *pipes) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case p.conns <- theirs:
+		return ours, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func TestWaitsAndStreamsOutliveTheServersDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		w := newWorld(t, worldConfig{serve: func(h http.Handler) *httptest.Server {
+			s := &httptest.Server{Listener: listener, Config: &http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}}
+			s.Start()
+			return s
+		}})
+		w.http = &http.Client{Transport: &http.Transport{DialContext: listener.dial}}
+		id := w.session()
+		s := w.stream(id, "")
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			s.until("turn.completed")
+			for range 20 { // five minutes of silence
+				s.until(":")
+			}
+		})
+		wg.Go(func() {
+			time.Sleep(25 * time.Second) // of the bubble
+			w.open()
+		})
+		began := time.Now()
+		if turn := w.turn(id, "wait"); !turn.Ended || time.Since(began) < 25*time.Second {
+			t.Errorf("after %s the turn is %+v", time.Since(began), turn)
+		}
+		wg.Wait()
+		s.close()
+		w.stop()
+	})
+}
+
 // metric returns the value of a counter with a label's value.
 func metric(t *testing.T, reg *prometheus.Registry, name, label string) float64 {
 	t.Helper()

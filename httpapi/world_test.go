@@ -34,6 +34,7 @@ type world struct {
 	api  *httpapi.API
 	keys *httpapi.Keys
 	url  string
+	http *http.Client
 	stop func() // stops the server and the Manager; may be called twice
 
 	mu    sync.Mutex
@@ -50,7 +51,7 @@ type worldConfig struct {
 
 func newWorld(t testing.TB, c worldConfig) *world {
 	t.Helper()
-	w := &world{t: t, gates: make(map[session.TurnID]chan struct{})}
+	w := &world{t: t, gates: make(map[session.TurnID]chan struct{}), http: http.DefaultClient}
 	if c.store == nil {
 		c.store = session.NewMemory()
 	}
@@ -108,7 +109,7 @@ func newWorld(t testing.TB, c worldConfig) *world {
 		}
 		server.CloseClientConnections()
 		server.Close()
-		http.DefaultClient.CloseIdleConnections()
+		w.http.CloseIdleConnections()
 	})
 	t.Cleanup(w.stop)
 	return w
@@ -255,7 +256,7 @@ func (w *world) do(method, path, body string, headers ...string) answer {
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.http.Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -331,7 +332,7 @@ func (w *world) stream(id session.ID, query string, headers ...string) *eventStr
 	for i := 0; i < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := w.http.Do(req)
 	if err != nil {
 		w.t.Fatal(err)
 	}
