@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -230,8 +229,7 @@ func (c *consumer) handleOne(d *Delivery) {
 // run consumes on one channel after the other until ctx ends.
 func (c *consumer) run(ctx context.Context) error {
 	cfg := &c.broker.cfg
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval, wait.Multiplier = cfg.MinBackoff, cfg.MaxBackoff, 2
+	wait := newPauses(cfg.MinBackoff, cfg.MaxBackoff)
 	said := ""
 	for {
 		link, err := c.broker.consume.wait(ctx, true)
@@ -245,9 +243,7 @@ func (c *consumer) run(ctx context.Context) error {
 		case up > 0:
 			said = ""
 			c.log.WarnContext(ctx, "the consumer was lost", "err", err)
-			if up > 4*cfg.MinBackoff {
-				wait.Reset()
-			}
+			wait.held(up)
 		case permanent(err), c.sub.MissingIsFatal && errors.Is(err, ErrNotFound), !refused && errors.Is(err, errDeclare):
 			return err
 		case err.Error() != said:
@@ -255,7 +251,7 @@ func (c *consumer) run(ctx context.Context) error {
 			c.log.WarnContext(ctx, "can't consume", "err", err)
 		}
 		select {
-		case <-time.After(wait.NextBackOff()):
+		case <-time.After(wait.backoff.NextBackOff()):
 		case <-ctx.Done():
 			return nil
 		}

@@ -62,10 +62,8 @@ func newLink(use string, cfg *BrokerConfig, addr brokerAddress, m *metrics, serv
 // run makes connections until ctx ends.
 func (l *link) run(ctx context.Context) {
 	defer l.update(func() { l.ended = true })
-	wait := backoff.NewExponentialBackOff()
-	wait.InitialInterval, wait.MaxInterval, wait.Multiplier = l.cfg.MinBackoff, l.cfg.MaxBackoff, 2
+	wait := newPauses(l.cfg.MinBackoff, l.cfg.MaxBackoff)
 	log, said := l.cfg.Logger.With("connection", l.use, "broker", l.addr.shown), ""
-	refusals := 0 // in a row
 	for first := true; ctx.Err() == nil; first = false {
 		c, err := l.dial(ctx)
 		if err == nil {
@@ -80,9 +78,7 @@ func (l *link) run(ctx context.Context) {
 				return
 			}
 			log.WarnContext(ctx, "lost the connection to the broker", "err", err)
-			if time.Since(began) > 4*l.cfg.MinBackoff {
-				wait.Reset()
-			}
+			wait.held(time.Since(began))
 		} else {
 			if ctx.Err() != nil {
 				return
@@ -93,18 +89,43 @@ func (l *link) run(ctx context.Context) {
 				log.WarnContext(ctx, "can't connect to the broker", "err", err)
 			}
 		}
-		pause := wait.NextBackOff()
-		// A broker that hangs up during the handshake looks like one that refuses us, so once is nothing.
-		if _, refused := errors.AsType[*RefusedError](err); !refused {
-			refusals = 0
-		} else if refusals++; refusals > 1 {
-			pause = max(pause, l.cfg.MaxBackoff/2)
-		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(wait.next(err)):
 		}
 	}
+}
+
+// pauses are those between attempts: they double up to a bound, and are made random by half.
+type pauses struct {
+	backoff  *backoff.ExponentialBackOff
+	min, max time.Duration
+	refusals int // in a row
+}
+
+func newPauses(shortest, longest time.Duration) *pauses {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier = shortest, longest, 2
+	return &pauses{backoff: b, min: shortest, max: longest}
+}
+
+// held says that an attempt succeeded, and for how long it did. What breaks at once is no better than what fails.
+func (p *pauses) held(d time.Duration) {
+	if d > 4*p.min {
+		p.backoff.Reset()
+	}
+}
+
+// next returns how long to wait after an error. What the broker has refused won't get better soon; but one that hangs up
+// during the handshake looks as if it had, so once is nothing.
+func (p *pauses) next(err error) time.Duration {
+	pause := p.backoff.NextBackOff()
+	if _, refused := errors.AsType[*RefusedError](err); !refused {
+		p.refusals = 0
+	} else if p.refusals++; p.refusals > 1 {
+		pause = max(pause, p.max/2)
+	}
+	return pause
 }
 
 // dial makes one connection, TLS and handshake included.

@@ -41,3 +41,36 @@ func TestReadsAndWritesEndWhateverDeadlineOthersSet(t *testing.T) {
 		})
 	}
 }
+
+func TestPausesGrowAreRandomAndLongAfterRefusals(t *testing.T) {
+	p := newPauses(time.Second, 16*time.Second)
+	within := func(what string, err error, low, high time.Duration) {
+		t.Helper()
+		if d := p.next(err); d < low || d > high {
+			t.Errorf("the pause %s is %v, want %v to %v", what, d, low, high)
+		}
+	}
+	lost, no := errors.New("lost"), &RefusedError{Reason: ErrCredentials}
+	within("after the first error", lost, time.Second/2, time.Second*3/2)
+	within("after the second", lost, time.Second, 3*time.Second)
+	p.held(time.Second)
+	within("after what held for a moment", lost, 2*time.Second, 6*time.Second)
+	p.held(time.Minute)
+	within("after what held for long", lost, time.Second/2, time.Second*3/2)
+	for range 10 {
+		p.next(lost)
+	}
+	within("after many", lost, 8*time.Second, 24*time.Second)
+	p.held(time.Minute)
+	within("after a refusal", no, time.Second/2, time.Second*3/2)
+	within("after a second one", no, 8*time.Second, 24*time.Second)
+	within("after something else", lost, 2*time.Second, 6*time.Second)
+	random := map[time.Duration]bool{}
+	for range 10 {
+		p.held(time.Minute)
+		random[p.next(lost)] = true
+	}
+	if len(random) < 5 {
+		t.Errorf("of ten pauses there are only %d different ones", len(random))
+	}
+}

@@ -165,7 +165,8 @@ func TestAMissingExchangeIsRefusedAndOthersGoOn(t *testing.T) {
 	b := open(t, a2aqueue.BrokerConfig{PublishChannels: 1})
 	q := declare(t, b, "q", nil)
 	err := b.Publish(bounded(t), a2aqueue.Publication{Exchange: "missing", Key: q})
-	if refused, ok := errors.AsType[*a2aqueue.RefusedError](err); !ok || !errors.Is(err, a2aqueue.ErrNotFound) || refused.Code != 404 {
+	refused, ok := errors.AsType[*a2aqueue.RefusedError](err)
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); unknown || !ok || !errors.Is(err, a2aqueue.ErrNotFound) || refused.Code != 404 {
 		t.Errorf("Publish() to a missing exchange = %v, want a RefusedError for ErrNotFound", err)
 	}
 	if err := b.Publish(bounded(t), text(q, "x")); err != nil {
@@ -251,12 +252,13 @@ func TestAPublishStuckInTheSocketIsCutOff(t *testing.T) {
 			q := declare(t, direct, "q", nil)
 			stuck := &stuckDialer{}
 			b := open(t, a2aqueue.BrokerConfig{
-				URL: vhost, PublishTimeout: tt.publish, WriteTimeout: tt.write, Dial: stuck.dial, PublishChannels: 1,
+				URL: vhost, PublishTimeout: tt.publish, WriteTimeout: tt.write, Dial: stuck.dial, PublishChannels: 1, Heartbeat: 5 * time.Minute,
 			})
 			warm(t, b)
 			stuck.close()
-			err := b.Publish(bounded(t), text(q, "y"))
-			if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+			ctx := bounded(t)
+			err := b.Publish(ctx, text(q, "y"))
+			if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || ctx.Err() != nil {
 				t.Errorf("Publish() = %v, want an UnconfirmedError", err)
 			}
 			if tt.write > tt.publish {
