@@ -1,6 +1,7 @@
 package a2aqueue
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,17 +26,20 @@ type call struct {
 	cancel context.CancelCauseFunc
 	done   context.CancelFunc
 
-	settled chan struct{}
-	settle1 sync.Once
-	params  *a2asrv.CallContext // of the last call of the handler
-	stream  string              // the id of the stream
-	seq     int64               // of the last event
-	ended   bool                // the stream
-	told    bool                // the answer to an operation without a stream
-	acked   atomic.Bool
-	gone    atomic.Bool  // nobody takes the stream's events
-	sentSeq atomic.Int64 // of the last event that the broker has
-	spoke   atomic.Int64 // when, as Unix nanoseconds
+	settled  chan struct{}
+	settle1  sync.Once
+	params   *a2asrv.CallContext // of the last call of the handler
+	message  string              // the id of the message sent, as its body has it
+	stream   string              // the id of the stream
+	seq      int64               // of the last event
+	ended    bool                // the stream
+	told     bool                // the answer to an operation without a stream
+	saidLast protocol.Event      // the last event of the stream, and what was written for it
+	lastBody []byte
+	acked    atomic.Bool
+	gone     atomic.Bool  // nobody takes the stream's events
+	sentSeq  atomic.Int64 // of the last event that the broker has
+	spoke    atomic.Int64 // when, as Unix nanoseconds
 }
 
 func (s *Server) newCall(alive, cut context.Context, r *request, d *Delivery) *call {
@@ -101,6 +105,7 @@ func (c *call) work() context.Context {
 
 func (c *call) answer(kind string, body []byte) answer {
 	a := c.s.answerTo(c.r, kind, body)
+	a.messageID = cmp.Or(c.message, a.messageID)
 	if c.params != nil {
 		a.extensions = c.params.Extensions().ActivatedURIs()
 	}
@@ -166,13 +171,12 @@ func (c *call) respond(result any, err error) {
 	}
 	c.s.metrics.request(c.r.method, outcome)
 	if to := c.r.answersTo(); to != "" {
-		c.reply(to, result, err, eventPatience)
+		c.reply(to, c.encode(result, err), eventPatience)
 	}
 }
 
 // reply publishes a whole answer.
-func (c *call) reply(to string, result any, err error, patience time.Duration) {
-	body := c.encode(result, err)
+func (c *call) reply(to string, body []byte, patience time.Duration) {
 	perr := c.s.publish(c.alive, to, c.answer(typeResponse, body), patience)
 	if errors.Is(perr, ErrTooLarge) {
 		perr = c.s.publish(c.alive, to, c.answer(typeResponse, c.encode(nil, tooLargeToSend(len(body)))), patience)
@@ -208,11 +212,14 @@ func (c *call) final(result protocol.SendMessageResult, err error) {
 	if !c.r.deadline.IsZero() {
 		patience = time.Until(c.r.deadline)
 	}
-	var v any
-	if err == nil {
-		v = protocol.StreamResponse{Event: result}
+	if err != nil {
+		c.reply(to, c.encode(nil, err), patience)
+		return
 	}
-	c.reply(to, v, err, patience)
+	if result != c.saidLast { // else it was written for the stream
+		c.saidLast, c.lastBody = result, c.encode(protocol.StreamResponse{Event: result}, nil)
+	}
+	c.reply(to, c.lastBody, patience)
 }
 
 // event publishes what the agent says on a stream. After a message or a terminal state nothing follows.
@@ -227,7 +234,11 @@ func (c *call) event(ev protocol.Event) {
 	}
 	_, message := ev.(*protocol.Message)
 	state, ok := stateOf(ev)
-	c.emit(body, message || ok && state.Terminal())
+	end := message || ok && state.Terminal()
+	if end && c.r.finalTo() != "" {
+		c.saidLast, c.lastBody = ev, body
+	}
+	c.emit(body, end)
 }
 
 // break_ ends a stream with an error.
@@ -375,7 +386,7 @@ func (c *call) send() {
 		c.first(&sent{recorded: make(chan struct{})}, req) // which the handler refuses
 		return
 	}
-	c.r.messageID = req.Message.ID
+	c.message = req.Message.ID
 	key := sentKey{user: c.r.userID, tenant: req.Tenant, message: req.Message.ID}
 	for {
 		m, first, err := c.s.sent.begin(key, content.Message, c.r.exchange)
@@ -488,7 +499,25 @@ func kept(m *protocol.Message) *protocol.Message {
 	if m == nil {
 		return nil
 	}
-	if b, err := json.Marshal(m); err != nil || len(b) > maxKeptMessage {
+	size := 0
+	for _, p := range m.Parts {
+		if p == nil {
+			continue
+		}
+		switch content := p.Content.(type) {
+		case protocol.Text:
+			size += len(content)
+		case protocol.Raw:
+			size += len(content)
+		case protocol.Data:
+			b, err := json.Marshal(content.Value)
+			if err != nil {
+				return nil
+			}
+			size += len(b)
+		}
+	}
+	if size > maxKeptMessage {
 		return nil
 	}
 	return m
@@ -651,7 +680,7 @@ func (c *call) finalFailed(err error) {
 	}
 	if c.r.finalTo() != "" {
 		c.s.metrics.lost()
-		c.s.cfg.Logger.InfoContext(c.alive, "a task isn't followed to its end; whoever sent it has to ask", "task", c.r.messageID, "err", context.Cause(c.ctx))
+		c.s.cfg.Logger.InfoContext(c.alive, "a task isn't followed to its end; whoever sent it has to ask", "task", c.message, "err", context.Cause(c.ctx))
 	}
 }
 

@@ -110,11 +110,15 @@ func unreadable(err error) error {
 
 // encodeResult writes a JSON-RPC response.
 func encodeResult(id json.RawMessage, result any) ([]byte, error) {
-	raw, err := json.Marshal(result)
+	body, err := json.Marshal(struct {
+		JSONRPC string          `json:"jsonrpc"`
+		ID      json.RawMessage `json:"id"`
+		Result  any             `json:"result"`
+	}{rpcVersion, id, result})
 	if err != nil {
 		return nil, fmt.Errorf("write a result: %w", err)
 	}
-	return json.Marshal(rpcResponse{JSONRPC: rpcVersion, ID: id, Result: raw})
+	return body, nil
 }
 
 // encodeError writes a JSON-RPC response that is an error.
