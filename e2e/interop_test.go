@@ -414,3 +414,65 @@ func TestKilledAskTakesUpTheTaskOfAnAgentOfAnotherSDK(t *testing.T) {
 		})
 	}
 }
+
+func TestPeersCallTalksToAnAgentOfAnotherSDK(t *testing.T) {
+	t.Parallel()
+	f := newForeign(t)
+	for _, way := range waysToForeign {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			f := f.of(t)
+			p := newPlace(t)
+			p.write("peers.yaml", fmt.Sprintf("peers:\n  - {name: writer, card: %q}\n", f.cards[way.name]))
+			call := func(args ...string) *process { return p.start(append([]string{"peers", "call", "writer"}, args...)...) }
+			wants := func(run *process, code int, stdout string, stderr ...string) {
+				t.Helper()
+				run.exits(code)
+				if got := run.stdout.String(); got != stdout {
+					t.Errorf("%s: standard output is %q, want %q", run.what, got, stdout)
+				}
+				if missing := inOrder(run.stderr.String(), stderr...); missing != "" {
+					t.Errorf("%s: standard error has no %q where it belongs:\n%s", run.what, missing, run.stderr)
+				}
+			}
+			if got := p.ok("peers", "show", "writer"); !strings.Contains(got, "Writes letters.") || !strings.Contains(got, "skill      write: Writes a letter.") {
+				t.Errorf("peers show prints %q", got)
+			}
+
+			wants(call("greet Ada"), 0, "Hello Ada.\n")
+			wants(call("write boats"), 0, "The first half of boats. The second half of boats.\n")
+			wants(call("refuse bridges"), 1, "No bridges today.\n", "peer 'writer' answers that the task is failed")
+
+			// What an agent says is there as it comes: the second half is held back until the first was printed.
+			key := "cli-" + way.name
+			slow := call("write-slowly " + key)
+			slow.prints(slow.stdout, "The first half of "+key+". ")
+			f.release(key)
+			wants(slow, 0, "The first half of "+key+". The second half of "+key+".\n", "writer: working: I write about "+key+".\n")
+			if !strings.Contains(slow.stderr.String(), "writer: letter\n") {
+				t.Errorf("standard error doesn't name the artifact:\n%s", slow.stderr)
+			}
+
+			back := call("ask-back ferry")
+			wants(back, 0, "Which ferry?\n", "writer asks back; answer with: orchestrator peers call --task ")
+			task := regexp.MustCompile(`--task (\S+) writer`).FindStringSubmatch(back.stderr.String())
+			wants(call("the blue one", "--task", task[1]), 0, "You chose the blue one.\n")
+
+			show := call("show piers", "--save", "kept")
+			wants(show, 0, "A text of piers.\n{\"ferries\":3,\"key\":\"piers\"}\n", "https://files.example.com/piers.pdf")
+			if said := show.stderr.String(); !strings.Contains(said, "saved kept/") || !strings.Contains(said, ", 19 bytes") {
+				t.Errorf("the file is not kept: %q", said)
+			}
+
+			stopped := call("write-slowly stopped-cli-" + way.name)
+			stopped.prints(stopped.stdout, "The first half")
+			stopped.signal(syscall.SIGINT)
+			stopped.exits(130)
+			f.isToldToCancel(f.gets(way.name, "write-slowly stopped-cli-"+way.name))
+			if said := stopped.stderr.String(); !strings.Contains(said, "the peer was told to cancel") {
+				t.Errorf("standard error doesn't say that the peer was told: %q", said)
+			}
+			f.came(wayToForeign{name: way.name, version: way.version, requests: way.requests})
+		})
+	}
+}

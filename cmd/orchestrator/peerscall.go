@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
 	"orchestrator/a2a"
@@ -147,7 +148,9 @@ func (t *talk) print(h a2a.Heard) error {
 			return nil
 		}
 		t.state = h.State
-		t.endLine()
+		if out, ok := t.c.stdout.(*os.File); ok && isatty.IsTerminal(out.Fd()) {
+			t.endLine() // elsewhere the words may go on where they ended
+		}
 		line := t.peer + ": " + h.State
 		if h.Text != "" {
 			line += ": " + h.Text

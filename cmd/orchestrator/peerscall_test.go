@@ -28,6 +28,7 @@ func TestPeersCallPrintsWhatThePeerSaysAsItComes(t *testing.T) {
 		default:
 			x.State(a2atest.Working, "mixing colours\x1b[2J")
 			x.Artifact("sketch", a2atest.TextPart("a line,"))
+			x.State(a2atest.Working, "still mixing")
 			x.Append("sketch", a2atest.TextPart(" and a circle"), a2atest.DataPart(map[string]any{"strokes": 2}))
 			x.State(a2atest.Completed, "There it is.", a2atest.FilePart("../../sea.png", "image/png", []byte("png")))
 		}
@@ -42,7 +43,7 @@ func TestPeersCallPrintsWhatThePeerSaysAsItComes(t *testing.T) {
 		t.Errorf("standard output (-want +got):\n%s", diff)
 	}
 	saved := filepath.Join(files, "sea.png")
-	want := "painter: working: mixing colours\uFFFD[2J\npainter: sketch\npainter: saved " + saved + ", 3 bytes\n"
+	want := "painter: working: mixing colours\uFFFD[2J\npainter: sketch\npainter: working: still mixing\npainter: saved " + saved + ", 3 bytes\n"
 	if diff := cmp.Diff(want, stderr); diff != "" {
 		t.Errorf("standard error (-want +got):\n%s", diff)
 	}
