@@ -41,7 +41,7 @@ var imports = map[string][]string{
 	"a2a/a2aqueue":        {"a2a"},
 	"a2a/a2atest":         {},
 	"a2a/a2ademo":         {"a2a/a2aqueue"},
-	"a2a/bindingtest":     {"a2a", "a2a/a2atest", "session", "tool", "tracker"},
+	"a2a/bindingtest":     {"a2a", "a2a/a2atest", "internal/telemetry/genai", "session", "tool", "tracker"},
 	"configs":             {},
 	"httpapi":             {"session"},
 	"internal/app": {

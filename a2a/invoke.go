@@ -339,7 +339,7 @@ func (t *invoke) resume(ctx context.Context, c *tool.Call, peer Peer, args invok
 	if err != nil {
 		return "", nil //nolint:nilerr // the relay meets the same error, and delivers it
 	}
-	if task, err := client.GetTask(ctx, &protocol.GetTaskRequest{ID: q.Message.TaskID}); err == nil {
+	if task, err := client.GetTask(carrying(ctx), &protocol.GetTaskRequest{ID: q.Message.TaskID}); err == nil {
 		a := &assembly{limit: t.r.cfg.Limits.MaxReply}
 		a.add(task)
 		q.Seen = a.mark()

@@ -36,8 +36,16 @@ func (f *follower) traced(ctx context.Context) context.Context {
 	if !f.span.SpanContext().IsValid() {
 		return ctx
 	}
-	ctx = trace.ContextWithSpan(ctx, f.span)
-	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{genai.Traceparent: {genai.Carry(ctx)}})
+	return carrying(trace.ContextWithSpan(ctx, f.span))
+}
+
+// carrying returns a context by which requests to the peer tell of its span.
+func carrying(ctx context.Context) context.Context {
+	parent := genai.Carry(ctx)
+	if parent == "" {
+		return ctx
+	}
+	return a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{genai.Traceparent: {parent}})
 }
 
 func (f *follower) endSpan() {

@@ -117,5 +117,8 @@ func (b Binding) run(t *testing.T, v behaviour) {
 		if got := r.Header.Get("A2A-Version"); got != b.Interface.Version {
 			t.Errorf("%s had version %q, want %q", r.Method, got, b.Interface.Version)
 		}
+		if wrong := w.traced.check(r); wrong != "" {
+			t.Errorf("%s %s: %q", r.Method, wrong, r.Header.Values("Traceparent"))
+		}
 	}
 }

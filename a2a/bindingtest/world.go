@@ -28,6 +28,7 @@ type world struct {
 	peers     []a2a.Peer
 	root      session.ID
 
+	traced  traced
 	asked   *asked // nil: see at the peer
 	tracker *tracker.Tracker
 	relay   *a2a.Relay
@@ -70,7 +71,7 @@ func (w *world) begin() {
 	}
 	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: w.peers, Transport: life.HTTP, Queue: life.Queue, Logger: log})
 	w.ok(err)
-	relay, err := a2a.New(a2a.Config{Tracker: tr, Store: w.store, Registry: registry, Limits: life.Limits, Logger: log})
+	relay, err := a2a.New(a2a.Config{Tracker: tr, Store: w.store, Registry: registry, Limits: life.Limits, Logger: log, Tracer: w.traced.tracer()})
 	w.ok(err)
 	lease, err := w.store.Claim(w.t.Context(), w.root, "test", time.Hour)
 	w.ok(err)
@@ -163,7 +164,7 @@ type outcome struct {
 // run runs a call in a goroutine, which ends with it.
 func (w *world) run(c *tool.Call) <-chan outcome {
 	out := make(chan outcome, 1)
-	t, ctx := w.invoke(), w.t.Context()
+	t, ctx := w.invoke(), w.traced.tool(w.t.Context())
 	go func() {
 		res, err := t.Run(ctx, c)
 		out <- outcome{res, err}
@@ -174,7 +175,7 @@ func (w *world) run(c *tool.Call) <-chan outcome {
 // ask runs a call to its end.
 func (w *world) ask(c *tool.Call) tool.Result {
 	w.t.Helper()
-	res, err := w.invoke().Run(w.t.Context(), c)
+	res, err := w.invoke().Run(w.traced.tool(w.t.Context()), c)
 	w.ok(err)
 	return res
 }
