@@ -17,6 +17,7 @@ import (
 	"orchestrator/a2a"
 	"orchestrator/a2a/a2ahttp"
 	"orchestrator/a2a/a2atest"
+	"orchestrator/a2a/bindingtest"
 	"orchestrator/session"
 	"orchestrator/tool"
 	"orchestrator/tracker"
@@ -34,6 +35,7 @@ type world struct {
 	self   a2a.Identity
 	in     func(*session.Turn) a2a.Lineage
 	http   a2ahttp.Config
+	queue  *bindingtest.Queue // nil: there is none
 	root   session.ID
 
 	tracker  *tracker.Tracker
@@ -96,7 +98,11 @@ func (w *world) begin() {
 	w.http.DialContext = w.net.DialContext
 	transport, err := a2ahttp.New(w.http)
 	w.ok(err)
-	registry, err := a2a.NewRegistry(a2a.RegistryConfig{Peers: w.peers, Transport: transport, Logger: w.logger()})
+	cfg := a2a.RegistryConfig{Peers: w.peers, Transport: transport, Logger: w.logger()}
+	if w.queue != nil {
+		cfg.Queue = w.queue
+	}
+	registry, err := a2a.NewRegistry(cfg)
 	w.ok(err)
 	relay, err := a2a.New(a2a.Config{
 		Tracker: tr, Store: w.store, Registry: registry, Limits: w.limits, Self: w.self, Inbound: w.in, Logger: w.logger(),
