@@ -122,7 +122,7 @@ func (a *API) openStream(r *request, in *eventsInput, types map[session.EventTyp
 	}
 	s := &stream{
 		a: a, r: r, info: info, types: types, root: in.Scope == "root", ephemeral: in.Ephemeral, after: at.after,
-		reset: at.gone || at.after > info.LastSeq,
+		reset: at.gone || at.after > info.LastSeq, checked: time.Now(),
 	}
 	if at.now || s.reset {
 		s.after = info.LastSeq
@@ -154,6 +154,8 @@ type stream struct {
 	buf     bytes.Buffer
 	opened  bool
 	pending bool // something was written since the last flush
+	wrote   time.Time
+	checked time.Time // that the key is valid
 	failed  error
 }
 
@@ -183,12 +185,12 @@ func (s *stream) run(ctx context.Context) string {
 				s.frame(frameEnd, 0, streamEnd{Reason: reason, LastSeq: s.after})
 				s.flush()
 			}
+		case s.revoked():
+			s.frame(frameEnd, 0, streamEnd{Reason: endRevoked, LastSeq: s.after})
+			s.flush()
+			return endRevoked
 		case e.Type == "":
-			if reason = s.beat(); reason != "" {
-				s.frame(frameEnd, 0, streamEnd{Reason: reason, LastSeq: s.after})
-				s.flush()
-				return reason
-			}
+			s.beat()
 		default:
 			s.event(e)
 		}
@@ -236,19 +238,25 @@ func (s *stream) event(e session.Event) {
 	s.a.metrics.sent.WithLabelValues(kind).Inc()
 }
 
-// beat sends what is waiting, or else a sign of life. It returns why the stream must end, if it must.
-func (s *stream) beat() string {
+// revoked reports, looking once a heartbeat, whether the client's key isn't valid any more.
+func (s *stream) revoked() bool {
+	key, now := s.r.principal.key, time.Now()
+	if key == "" || now.Sub(s.checked) < s.a.cfg.Heartbeat {
+		return false
+	}
+	s.checked = now
+	return !s.a.cfg.Keys.Valid(key)
+}
+
+// beat sends what is waiting, or else a sign of life.
+func (s *stream) beat() {
+	if !s.pending && time.Since(s.wrote) >= s.a.cfg.Heartbeat/3 { // else there was something, though nothing that is wanted
+		_, _ = s.buf.WriteString(": beat\n\n") // a bytes.Buffer takes all
+		s.send()
+	}
 	if s.pending {
 		s.flush()
-		return ""
 	}
-	if key := s.r.principal.key; key != "" && !s.a.cfg.Keys.Valid(key) {
-		return endRevoked
-	}
-	_, _ = s.buf.WriteString(": beat\n\n") // a bytes.Buffer takes all
-	s.send()
-	s.flush()
-	return ""
 }
 
 // frame writes one frame of the stream. An id of 0 is none.
@@ -277,7 +285,7 @@ func (s *stream) send() {
 			return err
 		})
 	}
-	s.pending = true
+	s.pending, s.wrote = true, time.Now()
 	if s.buf.Cap() > 64<<10 {
 		s.buf = bytes.Buffer{}
 	}

@@ -199,6 +199,17 @@ func TestAStreamAndAPageLeaveOutWhatIsNotWanted(t *testing.T) {
 	}
 }
 
+func TestWhatIsLeftOutIsNotToldByBeats(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	id := w.session()
+	s := w.stream(id, "?types=turn.completed")
+	s.until("stream.open")
+	w.turn(id, "deltas 50")
+	if f, _ := s.next(); f.name != "turn.completed" {
+		t.Errorf("next is %+v", f)
+	}
+}
+
 func TestASilentStreamBeats(t *testing.T) {
 	w := newWorld(t, worldConfig{edit: func(c *httpapi.Config) { c.Heartbeat = 10 * time.Millisecond }})
 	s := w.stream(w.session(), "")
@@ -275,6 +286,19 @@ func TestARevokedKeyEndsItsStream(t *testing.T) {
 	if _, err := w.keys.Revoke(key.ID); err != nil {
 		t.Fatal(err)
 	}
+	ended, end := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer end()
+	wg.Go(func() { // of a busy stream too
+		for ctx := ended; ctx.Err() == nil; {
+			if _, err := w.m.Store().Commit(ctx, session.Batch{Tree: id, Events: []session.Event{
+				session.Scope{Root: id, Agent: id}.Event(session.EventSessionError, session.SessionError{}),
+			}}); err != nil {
+				return
+			}
+		}
+	})
 	if f := s.until("stream.end"); !strings.Contains(f.data, `"reason":"revoked"`) {
 		t.Errorf("the stream ended with %+v", f)
 	}

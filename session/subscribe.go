@@ -93,7 +93,7 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 // passing gives a reader what is told in passing at its place among the durable events.
 type passing struct {
 	told  <-chan *told // nil: nothing of it is wanted
-	held  *told       // taken from the channel; its turn has not come
+	held  *told        // taken from the channel; its turn has not come
 	yield func(Event, error) bool
 	// yielded says that something was yielded since it was last set to false.
 	yielded bool
