@@ -513,3 +513,108 @@ func (f executorFunc) Cancel(_ context.Context, ec *a2asrv.ExecutorContext) iter
 		yield(protocol.NewStatusUpdateEvent(ec, protocol.TaskStateCanceled, nil), nil)
 	}
 }
+
+// TestARequestThatIsDeliveredAgainJoinsTheFirst cuts the agent's connection while it handles a request, before and after
+// the task is recorded.
+func TestARequestThatIsDeliveredAgainJoinsTheFirst(t *testing.T) {
+	for name, recorded := range map[string]bool{"before its task is recorded": false, "after its task is recorded": true} {
+		t.Run(name, func(t *testing.T) {
+			url := brokertest.Vhost(t)
+			proxy := brokertest.NewProxy(t, hostOf(t, url))
+			var started atomic.Int32
+			cut, going := make(chan struct{}), make(chan struct{}, 10)
+			again := make(chan struct{}, 10)
+			serveWith(t, open(t, a2aqueue.BrokerConfig{URL: proxy.URL(url)}), a2aqueue.ServerConfig{VolatileTasks: true, Handler: &agent{
+				stream: func(context.Context, *protocol.SendMessageRequest) iter.Seq2[protocol.Event, error] {
+					return func(yield func(protocol.Event, error) bool) {
+						started.Add(1)
+						if recorded && !yield(task(protocol.TaskStateSubmitted), nil) {
+							return
+						}
+						going <- struct{}{}
+						<-cut
+						if yield(status(protocol.TaskStateWorking), nil) {
+							yield(status(protocol.TaskStateCompleted), nil)
+						}
+					}
+				},
+				// A request after the cut shows that the agent is connected again, and has had what was given back.
+				list: func(context.Context, *protocol.ListTasksRequest) (*protocol.ListTasksResponse, error) {
+					again <- struct{}{}
+					return &protocol.ListTasksResponse{}, nil
+				},
+			}})
+			c := connect(t, url, a2aqueue.FactoryConfig{}).Client(agentQueue)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				evs, err := collect(c.SendStreamingMessage(bounded(t), nil, message("m", "hi")))
+				want := 2
+				if recorded {
+					want = 3
+				}
+				if err != nil || len(evs) != want {
+					t.Errorf("the stream has %d events and ends with %v, want %d", len(evs), err, want)
+				}
+			})
+			<-going
+			proxy.Sever()
+			if _, err := c.ListTasks(bounded(t), nil, &protocol.ListTasksRequest{}); err != nil {
+				t.Error(err)
+			}
+			<-again
+			close(cut)
+			wg.Wait()
+			await(t, "nothing is left in the queue", func() bool { return brokertest.QueueLength(t, url, agentQueue) == 0 })
+			if n := started.Load(); n != 1 {
+				t.Errorf("%d executions were started", n)
+			}
+		})
+	}
+}
+
+// TestARequestThatAnotherProcessTakesUpIsAnotherStream gives a second process of the agent what the first works on.
+func TestARequestThatAnotherProcessTakesUpIsAnotherStream(t *testing.T) {
+	url := brokertest.Vhost(t)
+	store := taskstore.NewInMemory(&taskstore.InMemoryStoreConfig{Authenticator: a2asrv.NewTaskStoreAuthenticator()})
+	var started atomic.Int32
+	going, finish := make(chan struct{}), make(chan struct{})
+	handler := a2asrv.NewHandler(executorFunc(func(ec *a2asrv.ExecutorContext, yield func(protocol.Event, error) bool) {
+		if started.Add(1) != 1 || !yield(protocol.NewSubmittedTask(ec, ec.Message), nil) {
+			return
+		}
+		close(going)
+		<-finish
+		yield(protocol.NewStatusUpdateEvent(ec, protocol.TaskStateCompleted, nil), nil)
+	}), a2asrv.WithTaskStore(store))
+	serve(t, url, a2aqueue.ServerConfig{Handler: handler})
+	req := message("m", "hi")
+	req.Message.ContextID = "context-1"
+	r := listen(t, open(t, a2aqueue.BrokerConfig{URL: url}), "")
+	body, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := r.asked("SendStreamingMessage", `{"jsonrpc":"2.0","id":"1","method":"SendStreamingMessage","params":`+string(body)+`}`)
+	p.UserId = "guest"
+	r.publish(agentQueue, p)
+	<-going
+	first := r.next()
+	// The second process doesn't know what the first has in its memory, and gets the same request.
+	serve(t, url, a2aqueue.ServerConfig{Handler: handler, Queue: "a2a.second"})
+	r.publish("a2a.second", p)
+	other := r.next()
+	if first.Headers["a2a-stream-id"] == other.Headers["a2a-stream-id"] || other.Headers["a2a-seq"] != int64(1) {
+		t.Errorf("the streams of two processes are %v and %v", first.Headers, other.Headers)
+	}
+	close(finish)
+	ends := map[any]bool{}
+	for len(ends) < 2 {
+		d := r.next()
+		if d.Headers["a2a-end"] == true {
+			ends[d.Headers["a2a-stream-id"]] = true
+		}
+	}
+	if started.Load() != 1 {
+		t.Errorf("%d executions were started", started.Load())
+	}
+}
