@@ -312,7 +312,7 @@ func TestBadInputOfADatabaseInUseNamesTheProcess(t *testing.T) {
 	p, config := scripted(t)
 	p.ok("ask", "hello", "--config", config)
 	server, address := p.serves("--config", config)
-	want := []string{p.database() + " is in use by process " + strconv.Itoa(server.cmd.Process.Pid), "stop that process first", "--data-dir"}
+	want := []string{p.database() + " is in use by process " + strconv.Itoa(server.cmd.Process.Pid), "stop it first", "--data-dir"}
 	p.refuses(3, want, "ask", "hi", "--config", config)
 	p.refuses(3, want, "serve", "--config", config)
 	if list := p.ok("sessions", "list", "--config", config); !strings.Contains(list, "hello") {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -212,6 +213,7 @@ func (d *deployment) live(args ...string) *life {
 	}
 	defer out.Close()
 	l.cmd = exec.Command(d.binary, append(args, "--config", filepath.Join(d.dir, "orchestrator.yaml"))...)
+	l.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "ORCHESTRATOR_") })
 	l.cmd.Stdout, l.cmd.Stderr = out, out
 	if err := l.cmd.Start(); err != nil {
 		d.t.Fatal(err)

@@ -151,6 +151,9 @@ func checkConfigText(file string, data []byte) error {
 // serviceLinks are variables that Kubernetes sets in every pod beside a service called "orchestrator".
 var serviceLinks = regexp.MustCompile(`^ORCHESTRATOR_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)$`)
 
+// testPrefix begins the variables by which tests find what they need, which a developer's shell may have.
+const testPrefix = envPrefix + "TEST_"
+
 // applyEnvironment sets the keys that ORCHESTRATOR_ variables name and refuses variables that name none.
 func applyEnvironment(v *viper.Viper, env map[string]string) error {
 	known := []string{envPrefix + "CONFIG", apiKeyVariable}
@@ -167,7 +170,7 @@ func applyEnvironment(v *viper.Viper, env map[string]string) error {
 		switch {
 		case !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" || name == apiKeyVariable || value == "":
 			continue
-		case !ok && serviceLinks.MatchString(name):
+		case !ok && (serviceLinks.MatchString(name) || strings.HasPrefix(name, testPrefix)):
 			continue
 		case !ok:
 			faults = append(faults, errors.New(unknownKey("variable", name, name, known)))

@@ -73,10 +73,13 @@ func TestUnknownOrchestratorVariableNamesTheNearest(t *testing.T) {
 			t.Errorf("%s: exit code %d, want 2, and message\n%s\nwant %s", env, code, stderr, want)
 		}
 	}
-	// Kubernetes sets these beside a service of our name; they are not ours to refuse.
-	links := []string{"ORCHESTRATOR_SERVICE_HOST=10.0.0.1", "ORCHESTRATOR_PORT=tcp://10.0.0.1:8420", "ORCHESTRATOR_PORT_8420_TCP_ADDR=10.0.0.1"}
-	if code, _, stderr := orchestrator(t, links, "config", "print"); code != exitOK {
-		t.Errorf("with service links: exit code %d: %s", code, stderr)
+	// Kubernetes sets the first of these beside a service of our name, make services the last; they are not ours to refuse.
+	others := []string{
+		"ORCHESTRATOR_SERVICE_HOST=10.0.0.1", "ORCHESTRATOR_PORT=tcp://10.0.0.1:8420", "ORCHESTRATOR_PORT_8420_TCP_ADDR=10.0.0.1",
+		"ORCHESTRATOR_TEST_AMQP_URL=amqp://127.0.0.1/",
+	}
+	if code, _, stderr := orchestrator(t, others, "config", "print"); code != exitOK {
+		t.Errorf("with variables of others: exit code %d: %s", code, stderr)
 	}
 }
 
