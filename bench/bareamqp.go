@@ -18,6 +18,7 @@ import (
 type bareLink struct {
 	publishing, consuming *amqp.Connection
 	out                   *amqp.Channel
+	queue                 string // that is consumed
 	deliveries            <-chan amqp.Delivery
 	returned              <-chan amqp.Return
 }
@@ -25,8 +26,9 @@ type bareLink struct {
 // barePrefetch is how many deliveries are out at once.
 const barePrefetch = 64
 
+// newBareLink consumes a queue; without a name it is one of the connection's own, which goes with it.
 func newBareLink(url, queue string) (l *bareLink, err error) {
-	l = &bareLink{}
+	l = &bareLink{queue: queue}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
@@ -52,7 +54,14 @@ func newBareLink(url, queue string) (l *bareLink, err error) {
 	if err = in.Qos(barePrefetch, 0, false); err != nil {
 		return l, err
 	}
-	l.deliveries, err = in.Consume(queue, "", false, false, false, false, nil)
+	if queue == "" {
+		own, err := in.QueueDeclare("", false, true, true, false, nil)
+		if err != nil {
+			return l, err
+		}
+		l.queue = own.Name
+	}
+	l.deliveries, err = in.Consume(l.queue, "", false, queue == "", false, false, nil)
 	return l, err
 }
 
@@ -68,7 +77,7 @@ func (l *bareLink) close() error {
 
 // publish sends a message and waits until the broker has it.
 func (l *bareLink) publish(ctx context.Context, queue string, p amqp.Publishing) error {
-	p.DeliveryMode, p.ContentType = amqp.Persistent, "application/json"
+	p.ContentType = "application/json"
 	confirm, err := l.out.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, p)
 	if err != nil {
 		return err
@@ -94,7 +103,8 @@ type bareClient struct {
 	waiting map[string]chan struct{}
 }
 
-func newBareClient(names queueNames) (*bareClient, error) {
+// newBareClient has its replies come to a queue, or to one of its own.
+func newBareClient(names queueNames, replies string) (*bareClient, error) {
 	c := &bareClient{names: names, waiting: make(map[string]chan struct{})}
 	m := protocol.NewMessage(protocol.MessageRoleUser, protocol.NewTextPart(question))
 	m.ContextID = "x-" + m.ID
@@ -102,7 +112,7 @@ func newBareClient(names queueNames) (*bareClient, error) {
 	if c.body, err = bareBody("SendMessage", protocol.SendMessageRequest{Message: m}); err != nil {
 		return nil, err
 	}
-	if c.bareLink, err = newBareLink(names.URL, names.BareReplies); err != nil {
+	if c.bareLink, err = newBareLink(names.URL, replies); err != nil {
 		return nil, err
 	}
 	c.wg.Go(func() {
@@ -143,7 +153,9 @@ func (c *bareClient) call(ctx context.Context) error {
 	c.mu.Lock()
 	c.waiting[id] = answered
 	c.mu.Unlock()
-	err := c.publish(ctx, c.names.BareAgent, amqp.Publishing{MessageId: id, CorrelationId: id, ReplyTo: c.names.BareReplies, Body: c.body})
+	err := c.publish(ctx, c.names.BareAgent, amqp.Publishing{
+		DeliveryMode: amqp.Persistent, MessageId: id, CorrelationId: id, ReplyTo: c.queue, Body: c.body,
+	})
 	if err != nil {
 		return err
 	}
@@ -173,7 +185,9 @@ func serveBare(ctx context.Context, names queueNames) error {
 	answering.Go(func() {
 		for d := range link.deliveries {
 			answering.Go(func() {
-				if link.publish(ctx, d.ReplyTo, amqp.Publishing{MessageId: d.MessageId, CorrelationId: d.CorrelationId, Body: body}) == nil {
+				if link.publish(ctx, d.ReplyTo, amqp.Publishing{
+					DeliveryMode: amqp.Persistent, MessageId: d.MessageId, CorrelationId: d.CorrelationId, Body: body,
+				}) == nil {
 					_ = d.Ack(false) // it comes again if the connection is gone
 				}
 			})

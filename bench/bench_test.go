@@ -34,7 +34,7 @@ func TestEveryPartPrintsItsFigures(t *testing.T) {
 		}
 		figures[f.Part]++
 	}
-	for part, want := range map[string]int{"invoke": 36, "commit": 3, "parked": 2, "append": 3, "restart": 2, "queue": 9, "api": 4} {
+	for part, want := range map[string]int{"invoke": 36, "commit": 3, "parked": 2, "append": 3, "restart": 2, "queue": 17, "api": 4} {
 		if figures[part] != want {
 			t.Errorf("part %s printed %d figures, want %d", part, figures[part], want)
 		}

@@ -147,34 +147,58 @@ type way struct {
 	trips, rates []float64 // of each round, by the number of callers
 }
 
-// measureExchanges compares the binding as the orchestrator uses it (the final answer goes to a durable queue and to the
-// caller) with a request and a reply that are as durable: quorum queues both ways, confirmed, acknowledged when dealt with.
+// contest is a way to call over the binding and the bare request and reply that is as durable.
+type contest struct {
+	bare *way
+	ours []*way
+}
+
+// measureExchanges compares the binding with a bare request and reply that is as durable. The request always waits in a quorum
+// queue, is confirmed, and is acknowledged when it has been dealt with. The answer to a plain client comes to a queue of its
+// process, as it does in the bare one; that to the orchestrator also to a durable one, and so to a quorum queue in the bare one.
 func measureExchanges(ctx context.Context, b *bench, q *queues) (err error) {
-	bare, err := newBareClient(q.names)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, bare.close()) }()
-	ours, err := newQueueClient(ctx, q)
-	if err != nil {
-		return err
-	}
-	defer ours.close()
-	b.table.head("A call over the queue, over a bare amqp091-go request and reply (quorum queues both ways, confirmed, acknowledged)\n"+
+	b.table.head("A call over the queue, over a bare amqp091-go request and reply of the same durability\n"+
 		"(an agent in a second process; %d runs; the median of the runs' medians is shown)", b.sizes.rounds)
-	for _, callers := range []int{1, 64} {
-		base := &way{name: "bare", call: bare.call}
-		ways := []*way{{name: "SendMessage", call: ours.send}, {name: "SendStreamingMessage", call: ours.stream}}
-		calls := callers * b.sizes.exchanges
-		for round := range b.sizes.rounds + 1 {
-			for _, w := range append([]*way{base}, ways...) {
-				if err := w.round(ctx, callers, calls, round > 0); err != nil {
-					return fmt.Errorf("%s, %d callers: %w", w.name, callers, err)
-				}
+	for _, durable := range []bool{false, true} {
+		replies, bareReplies := "", ""
+		if durable {
+			replies, bareReplies = q.names.Replies, q.names.BareReplies
+		}
+		bare, err := newBareClient(q.names, bareReplies)
+		if err != nil {
+			return err
+		}
+		ours, err := newQueueClient(ctx, q, replies)
+		if err != nil {
+			return errors.Join(err, bare.close())
+		}
+		for _, callers := range []int{1, 64} {
+			c := contest{
+				bare: &way{name: "bare", call: bare.call},
+				ours: []*way{{name: "SendMessage", call: ours.send}, {name: "SendStreamingMessage", call: ours.stream}},
+			}
+			if err = c.run(ctx, b, callers); err != nil {
+				break
+			}
+			for _, w := range c.ours {
+				w.report(b.table, c.bare, durable, callers)
 			}
 		}
-		for _, w := range ways {
-			w.report(b.table, base, callers)
+		ours.close()
+		if err := errors.Join(err, bare.close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run makes calls both ways in turn.
+func (c contest) run(ctx context.Context, b *bench, callers int) error {
+	for round := range b.sizes.rounds + 1 { // the first warms up
+		for _, w := range append([]*way{c.bare}, c.ours...) {
+			if err := w.round(ctx, callers, callers*b.sizes.exchanges, round > 0); err != nil {
+				return fmt.Errorf("%s, %d callers: %w", w.name, callers, err)
+			}
 		}
 	}
 	return nil
@@ -205,10 +229,15 @@ func (w *way) round(ctx context.Context, callers, calls int, counts bool) error 
 	return errors.Join(errs...)
 }
 
-func (w *way) report(t *table, base *way, callers int) {
-	name := fmt.Sprintf("%s, %d callers", w.name, callers)
+func (w *way) report(t *table, base *way, durable bool, callers int) {
+	name := w.name
+	if durable {
+		name += ", durable reply"
+	}
 	if callers == 1 {
-		name = w.name + ", 1 caller"
+		name += ", 1 caller"
+	} else {
+		name += fmt.Sprintf(", %d callers", callers)
 	}
 	trip, rate, bareTrip, bareRate := median(w.trips), median(w.rates), median(base.trips), median(base.rates)
 	t.add(figure{
@@ -221,7 +250,7 @@ func (w *way) report(t *table, base *way, callers int) {
 	})
 }
 
-// queueClient calls the agent over the binding, as the orchestrator does.
+// queueClient calls the agent over the binding.
 type queueClient struct {
 	*a2aqueue.Client
 	factory *a2aqueue.Factory
@@ -229,19 +258,23 @@ type queueClient struct {
 	wg      sync.WaitGroup
 }
 
-func newQueueClient(ctx context.Context, q *queues) (*queueClient, error) {
-	factory, err := a2aqueue.NewFactory(a2aqueue.FactoryConfig{Broker: q.broker, URL: q.names.URL, ReplyTo: q.names.Replies})
+// newQueueClient has the final answers come also to a durable queue, which it takes them from, if one is named.
+func newQueueClient(ctx context.Context, q *queues, durable string) (*queueClient, error) {
+	factory, err := a2aqueue.NewFactory(a2aqueue.FactoryConfig{Broker: q.broker, URL: q.names.URL, ReplyTo: durable})
 	if err != nil {
 		return nil, err
 	}
+	c := &queueClient{Client: factory.Client(q.names.Agent), factory: factory, stop: func() {}}
+	if durable == "" {
+		return c, nil
+	}
 	replies, err := a2aqueue.NewReplies(a2aqueue.RepliesConfig{
-		Broker: q.broker, Queue: q.names.Replies,
+		Broker: q.broker, Queue: durable,
 		Handle: func(context.Context, a2aqueue.Reply) (a2aqueue.Fate, error) { return a2aqueue.FateTaken, nil },
 	})
 	if err != nil {
 		return nil, err
 	}
-	c := &queueClient{Client: factory.Client(q.names.Agent), factory: factory}
 	ctx, c.stop = context.WithCancel(ctx)
 	c.wg.Go(func() { _ = replies.Run(ctx) }) // what it can't take is no part of what is measured
 	return c, nil
