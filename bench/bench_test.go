@@ -29,8 +29,8 @@ func TestEveryPartPrintsItsFigures(t *testing.T) {
 	t.Setenv(brokerEnv, brokertest.Vhost(t))
 	figures := map[string]int{}
 	for _, f := range figuresOf(t, "-quick") {
-		if f.Value <= 0 && f.Part != "parked" {
-			t.Errorf("%s: %s is %v", f.Part, f.Name, f.Value)
+		if f.Value == 0 { // less than nothing may come of a busy machine, where one figure is taken off another
+			t.Errorf("%s: %s is 0", f.Part, f.Name)
 		}
 		figures[f.Part]++
 	}
