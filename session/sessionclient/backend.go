@@ -76,7 +76,8 @@ type WaitRequest struct {
 	Until session.Until
 	// Timeout bounds the wait, beside what ctx says. Defaults to none.
 	Timeout time.Duration
-	// CancelOnTimeout cancels the turn when the wait runs out of time. Background work goes on.
+	// CancelOnTimeout cancels the turn when the wait runs out of time. Background work goes on, and so does a turn whose input
+	// the server has taken without our knowing.
 	CancelOnTimeout bool
 }
 

@@ -35,6 +35,7 @@ type server struct {
 	opened  int
 	cancels []session.TurnID
 	refuse  error // what Send says
+	broken  error // what Stream says
 	hold    chan struct{}
 }
 
@@ -70,6 +71,7 @@ func (s *server) Look(context.Context, session.ID) (sessionclient.Look, error) {
 func (s *server) Stream(ctx context.Context, r sessionclient.StreamRequest) iter.Seq2[session.Event, error] {
 	return func(yield func(session.Event, error) bool) {
 		s.mu.Lock()
+		broken := s.broken
 		life, down, at := s.lives, s.down || s.closed, len(s.events)
 		var first []session.Event
 		open := sessionclient.StreamOpen{HeadSeq: uint64(at)}
@@ -88,6 +90,10 @@ func (s *server) Stream(ctx context.Context, r sessionclient.StreamRequest) iter
 		}
 		s.changedLocked()
 		s.mu.Unlock()
+		if broken != nil {
+			yield(session.Event{}, broken)
+			return
+		}
 		if down {
 			yield(session.Event{}, errDown)
 			return
@@ -111,6 +117,9 @@ func (s *server) Stream(ctx context.Context, r sessionclient.StreamRequest) iter
 				return
 			case next != nil:
 				at++
+				if r.RootOnly && next.AgentID != "" && next.AgentID != theRoot {
+					continue
+				}
 				if !yield(*next, nil) {
 					return
 				}

@@ -167,6 +167,9 @@ func (h *HTTP) Stream(ctx context.Context, r StreamRequest) iter.Seq2[session.Ev
 	}
 }
 
+// streamType is the media type of streams.
+const streamType = "text/event-stream"
+
 // stream calls take with the events of one connection until it says false, which is no error.
 func (h *HTTP) stream(ctx context.Context, r StreamRequest, take func(session.Event) bool) error {
 	query := url.Values{"after": {strconv.FormatUint(r.After, 10)}}
@@ -189,12 +192,12 @@ func (h *HTTP) stream(ctx context.Context, r StreamRequest, take func(session.Ev
 		cancel(fmt.Errorf("the server has said nothing for %s", h.cfg.SilenceTimeout))
 	})
 	defer silence.Stop()
-	res, err := h.do(conn, request{path: segments("sessions", r.Session, "events"), query: query, accept: "text/event-stream"})
+	res, err := h.do(conn, request{path: segments("sessions", r.Session, "events"), query: query, accept: streamType})
 	if err != nil {
 		return err
 	}
 	defer res.Body.Close()
-	if kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); kind != "text/event-stream" {
+	if kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); kind != streamType {
 		return fmt.Errorf("the server answers with %q instead of a stream", kind)
 	}
 	frames := newFrameReader(heard{res.Body, func() { silence.Reset(h.cfg.SilenceTimeout) }}, h.cfg.MaxBytes)
@@ -365,6 +368,9 @@ func (h *HTTP) do(ctx context.Context, r request) (*http.Response, error) {
 		return nil, &PermanentError{err}
 	}
 	req.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
+	if r.accept == streamType {
+		req.Header.Set("Accept-Encoding", "identity") // what compresses holds back
+	}
 	if r.body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}

@@ -348,6 +348,7 @@ func (s *Session) quiescent(ctx context.Context, w *wait) (session.TurnInfo, err
 	defer stop()
 	pause := s.pause()
 	for {
+		asked := time.Now()
 		t, err := s.cfg.Backend.Turn(ctx, TurnRequest{Session: s.cfg.Session, Turn: w.turn, Wait: lookAtOnce, Until: session.UntilQuiescent})
 		switch {
 		case err == nil && t.Quiescent:
@@ -360,6 +361,9 @@ func (s *Session) quiescent(ctx context.Context, w *wait) (session.TurnInfo, err
 			return t, err
 		case err != nil && ctx.Err() != nil:
 			return t, context.Cause(ctx)
+		case err == nil && time.Since(asked) >= lookAtOnce/2: // the server has held it: ask again at once
+			pause = s.pause()
+			continue
 		}
 		if err := sleep(ctx, pauseAfter(pause, err)); err != nil {
 			return t, err

@@ -372,3 +372,160 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// What a turn left running comes home in turns of its own, while connections are cut.
+func TestQuiescentWaitOverCutsHasEveryFoldBack(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		var got sent
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			got.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Until: session.UntilQuiescent}}))
+		})
+		synctest.Wait()
+		srv.emit(ends("mine", "my answer"), true)
+		synctest.Wait()
+		if got.outcome() != "open" {
+			t.Fatalf("the wait is over at the turn's end: %s", got.outcome())
+		}
+		fold := func(turn session.TurnID, origin session.TurnID) {
+			e := ends(turn, "by "+string(turn))
+			e.OriginTurn = origin
+			srv.emit(e, true)
+		}
+		fold("fold1", "mine")
+		srv.cut(true, true)
+		fold("fold2", "mine")
+		fold("fold3", "other")
+		child := ends("childs", "the child's")
+		child.AgentID, child.OriginTurn = "A", "mine"
+		srv.emit(child, false)
+		time.Sleep(time.Minute)
+		srv.cut(true, false) // turns can be read before the stream is back
+		srv.mu.Lock()
+		quiet := srv.turns["mine"]
+		quiet.Quiescent = true
+		srv.turns["mine"] = quiet
+		srv.mu.Unlock()
+		time.Sleep(time.Minute)
+		if got.outcome() != "open" {
+			t.Fatalf("the wait is over before all was told: %s", got.outcome())
+		}
+		srv.cut(false, false)
+		wg.Wait()
+		if got.outcome() != "reply: my answer" || !got.turn.Quiescent {
+			t.Fatalf("the wait: %s, %+v", got.outcome(), got.turn)
+		}
+		var folded []string
+		for _, f := range got.turn.FoldBacks {
+			folded = append(folded, f.Output)
+		}
+		if diff := cmp.Diff([]string{"by fold1", "by fold2"}, folded); diff != "" {
+			t.Errorf("fold-backs (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestTimeoutUntilQuiescentBringsWhatIsKnown(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		time.AfterFunc(time.Second, func() { srv.emit(ends("mine", "my answer"), true) })
+		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{
+			Until: session.UntilQuiescent, Timeout: time.Minute, CancelOnTimeout: true,
+		}})
+		if !errors.Is(err, context.DeadlineExceeded) || turn.Output != "my answer" || !turn.Ended {
+			t.Errorf("SendAndWait() = %+v, %v", turn, err)
+		}
+		if len(srv.cancels) > 0 {
+			t.Errorf("turns %v were cancelled, which have ended", srv.cancels)
+		}
+	})
+}
+
+// A server that tells an event twice, or leaves one out.
+func TestEventsDropWhatComesTwiceAndRefuseAGap(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		for range 5 {
+			srv.emit(session.Event{Type: session.EventToolStarted, AgentID: "A"}, false)
+		}
+		srv.events[2] = srv.events[1] // told twice, and the third never
+		var seqs []uint64
+		var end error
+		for e, err := range c.Events(t.Context(), sessionclient.EventsRequest{}) {
+			if end = err; err == nil {
+				seqs = append(seqs, e.Seq)
+			}
+		}
+		reset, ok := errors.AsType[*sessionclient.ResetError](end)
+		if diff := cmp.Diff([]uint64{1, 2}, seqs); diff != "" || !ok || reset.HeadSeq != 3 {
+			t.Errorf("events %v, then %v", seqs, end)
+		}
+		if srv.opened != 2 {
+			t.Errorf("%d streams were opened; a gap is worth another look", srv.opened)
+		}
+	})
+}
+
+func TestEventsOfTheRootAlone(t *testing.T) {
+	for name, srv := range map[string]*server{"that can't be resumed": newServer(), "of a session of ours": withTurns()} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+				live := make(chan struct{})
+				var got []session.EventType
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					req := sessionclient.EventsRequest{RootOnly: true, Live: sync.OnceFunc(func() { close(live) })}
+					for e, err := range c.Events(t.Context(), req) {
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if got = append(got, e.Type); len(got) == 2 {
+							return
+						}
+					}
+				})
+				<-live
+				srv.emit(session.Event{Type: session.EventSubagentStarted, AgentID: "A"}, false)
+				srv.emit(session.Event{Type: session.EventToolStarted}, true)
+				srv.emit(session.Event{Type: session.EventToolStarted, AgentID: "A"}, false)
+				srv.emit(session.Event{Type: session.EventToolCompleted}, true)
+				wg.Wait()
+				if diff := cmp.Diff([]session.EventType{session.EventToolStarted, session.EventToolCompleted}, got); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A stream that fails for good fails the wait, and a later wait tries again.
+func TestSessionThatIsGoneFailsTheWait(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		gone := &sessionclient.PermanentError{Err: session.ErrNotFound}
+		srv.broken = gone
+		if _, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"}); !errors.Is(err, session.ErrNotFound) {
+			t.Errorf("SendAndWait() = %v, want that there is no such session", err)
+		}
+		srv.broken = nil
+		time.AfterFunc(time.Second, func() { srv.emit(ends("mine", "my answer"), true) })
+		var first, second sent
+		var wg sync.WaitGroup
+		wg.Go(func() { first.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})) })
+		wg.Go(func() { second.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "other"})) })
+		time.Sleep(time.Minute)
+		if first.outcome() != "reply: my answer" || second.outcome() != "open" {
+			t.Fatalf("first: %s, second: %s", first.outcome(), second.outcome())
+		}
+		srv.mu.Lock()
+		srv.broken = gone
+		srv.mu.Unlock()
+		srv.cut(false, false)
+		wg.Wait()
+		if !errors.Is(second.err, session.ErrNotFound) {
+			t.Errorf("the wait ends with %v", second.err)
+		}
+	})
+}
