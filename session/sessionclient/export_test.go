@@ -59,3 +59,10 @@ func (j *Judge) Outcome() (turn *session.TurnInfo, doubt bool) {
 	}
 	return j.w.ended, doubt
 }
+
+// Waiting returns how many waits are told of events.
+func Waiting(s *Session) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waits)
+}

@@ -24,7 +24,7 @@ import (
 //	root   the root agent, as this stream stamps it: not at all, but with its id R where the stream names its root
 //	-      nobody: no agentId
 //
-// Flags stand behind a type: session.error/willRetry, session.idle/autopilot, subagent.started/parent=A. The text of a turn.*
+// Flags stand behind a type: session.error/willRetry, session.idle/autopilot and /aborted, subagent.started/parent=A. The text of a turn.*
 // event begins with the turn's id; the wait is for turn "mine". Other lines are
 //
 //	open          the wait must be open here, on all three
@@ -322,6 +322,21 @@ var gateCases = []gateCase{
 			root assistant.message   all of it
 			root session.idle`,
 		observed: "reply: all of it", strict: "reply: all of it", named: "reply: all of it",
+	},
+	{
+		slug: "root-message-that-only-asks-for-tools",
+		why:  "a message without words doesn't displace the reply",
+		script: `
+			root assistant.message   the root's words
+			root assistant.message
+			root session.idle`,
+		observed: "reply: the root's words", strict: "reply: the root's words", named: "reply: the root's words",
+	},
+	{
+		slug:     "root-idle-after-an-abort",
+		why:      "the turn was cancelled, and ends the wait as such",
+		script:   "root assistant.message half of it\nroot session.idle/aborted",
+		observed: "cancelled", strict: "cancelled", named: "cancelled",
 	},
 
 	// Turns: from here on they have ids, and only the end of mine ends or fails the wait.
@@ -627,6 +642,8 @@ func (s *sent) outcome() string {
 	switch {
 	case !s.over:
 		return "open"
+	case failed != nil && failed.State == session.StateCancelled:
+		return "cancelled"
 	case failed != nil:
 		return "fails: " + failed.Message
 	case s.err != nil:
@@ -668,7 +685,9 @@ func scriptEvent(t *testing.T, fields []string, named bool) (e session.Event, of
 	case session.EventSessionError:
 		body["message"], body["willRetry"] = words, flag == "willRetry"
 	case sessionclient.EventSessionIdle:
-		if flag != "" {
+		if flag == "aborted" {
+			body["aborted"] = true
+		} else if flag != "" {
 			body["mode"] = flag
 		}
 	case session.EventTurnCompleted:

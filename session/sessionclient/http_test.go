@@ -217,6 +217,34 @@ func TestHTTPSilentConnectionIsTakenForDead(t *testing.T) {
 	})
 }
 
+func TestHTTPConnectionThatBeatsIsAlive(t *testing.T) {
+	srv := withTurns()
+	overHTTP(t, srv, func(t *testing.T, c *sessionclient.Session, _ *sessionclient.HTTP, w *wire) {
+		streams := 0
+		w.script = func(rw http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, "/events") {
+				return false
+			}
+			streams++
+			rw.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(rw, "event: stream.open\ndata: {}\n\n")
+			for {
+				_ = http.NewResponseController(rw).Flush()
+				select {
+				case <-time.After(15 * time.Second):
+					fmt.Fprint(rw, ": beat\n\n")
+				case <-r.Context().Done():
+					return true
+				}
+			}
+		}
+		_, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: 10 * time.Minute}})
+		if !errors.Is(err, context.DeadlineExceeded) || streams != 1 {
+			t.Errorf("SendAndWait() = %v over %d streams, want one", err, streams)
+		}
+	})
+}
+
 func TestHTTPBodyThatIsElsewhereIsFetched(t *testing.T) {
 	srv := withTurns()
 	srv.unread = true

@@ -62,8 +62,9 @@ func TestTimeoutNamesTheTurnAndCancelsNothing(t *testing.T) {
 			t.Errorf("turns %v were cancelled", srv.cancels)
 		}
 		srv.emit(ends("mine", "my answer"), true)
-		if turn, err := c.Wait(t.Context(), late.Turn, sessionclient.WaitRequest{}); err != nil || turn.Output != "my answer" {
-			t.Errorf("Wait() = %q, %v, want what came later", turn.Output, err)
+		synctest.Wait() // no event will tell of it any more
+		if turn, err := c.Wait(t.Context(), late.Turn, sessionclient.WaitRequest{Timeout: time.Second}); err != nil || turn.Output != "my answer" || time.Since(began) > 90*time.Second {
+			t.Errorf("Wait() = %q, %v, want at once what came later", turn.Output, err)
 		}
 	})
 }
@@ -123,8 +124,9 @@ func TestIdleSessionIsAReasonToReadTheTurn(t *testing.T) {
 			srv.mu.Unlock()
 			srv.emit(session.Event{Type: session.EventSessionState, AgentID: theRoot, Data: []byte(`{"state":"idle"}`)}, true)
 		})
+		began := time.Now()
 		_, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: time.Minute}})
-		if failed, ok := errors.AsType[*sessionclient.TurnError](err); !ok || failed.Message != "my fault" || failed.Turn != "mine" {
+		if failed, ok := errors.AsType[*sessionclient.TurnError](err); !ok || failed.Message != "my fault" || failed.Turn != "mine" || time.Since(began) > 2*time.Second {
 			t.Errorf("SendAndWait() = %v", err)
 		}
 	})
@@ -394,6 +396,9 @@ func TestQuiescentWaitOverCutsHasEveryFoldBack(t *testing.T) {
 			srv.emit(e, true)
 		}
 		fold("fold1", "mine")
+		srv.mu.Lock()
+		srv.events = append(srv.events, srv.events[len(srv.events)-1]) // told twice
+		srv.mu.Unlock()
 		srv.cut(true, true)
 		fold("fold2", "mine")
 		fold("fold3", "other")
@@ -526,6 +531,135 @@ func TestSessionThatIsGoneFailsTheWait(t *testing.T) {
 		wg.Wait()
 		if !errors.Is(second.err, session.ErrNotFound) {
 			t.Errorf("the wait ends with %v", second.err)
+		}
+	})
+}
+
+// The server asks for a pause before the next try.
+func TestTriesAreAsFarApartAsTheServerAsks(t *testing.T) {
+	srv := withTurns()
+	srv.refuse = &sessionclient.APIError{Status: 429, Code: "rate_limited", RetryAfter: 30 * time.Second}
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		_, err := c.Send(boundTo(t, 100*time.Second), sessionclient.SendRequest{Input: "mine"})
+		if err == nil || len(srv.sends) != 4 {
+			t.Errorf("Send() = %v after %d tries in 100s, want 4", err, len(srv.sends))
+		}
+	})
+}
+
+// boundTo returns a context that ends after d.
+func boundTo(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestGapInTheStreamIsAReasonToReadTheTurn(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		var got sent
+		var wg sync.WaitGroup
+		wg.Go(func() { got.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})) })
+		synctest.Wait()
+		srv.mu.Lock()
+		srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+		srv.events = append(srv.events, session.Event{Seq: 2, Type: session.EventToolStarted, AgentID: "A"}) // the first is missing
+		srv.changedLocked()
+		srv.mu.Unlock()
+		synctest.Wait()
+		if got.outcome() != "reply: my answer" {
+			t.Errorf("the wait: %s", got.outcome())
+		}
+		c.Close()
+		wg.Wait()
+	})
+}
+
+// A log that was restored from a copy goes on behind an earlier event, with numbers that were told before.
+func TestWaitGoesOnWithALogThatIsShorter(t *testing.T) {
+	srv := withTurns()
+	srv.unread = true
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		for range 10 {
+			srv.emit(session.Event{Type: session.EventToolStarted, AgentID: "A"}, false)
+		}
+		var got sent
+		var wg sync.WaitGroup
+		wg.Go(func() { got.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"})) })
+		synctest.Wait()
+		srv.cut(true, true)
+		srv.mu.Lock()
+		srv.events = srv.events[:3]
+		srv.mu.Unlock()
+		srv.cut(false, false)
+		time.Sleep(time.Minute)
+		srv.emit(ends("mine", "my answer"), true)
+		synctest.Wait()
+		if got.outcome() != "reply: my answer" {
+			t.Errorf("the wait: %s", got.outcome())
+		}
+		c.Close()
+		wg.Wait()
+	})
+}
+
+// What a reader of events was told of before the first wait counts in it.
+func TestGateLearnsFromReadersToo(t *testing.T) {
+	srv := newServer()
+	srv.ids, srv.unread = true, true // resumable, and nobody names the root
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		srv.emit(session.Event{Type: session.EventSubagentStarted, AgentID: "A"}, false)
+		for _, err := range c.Events(t.Context(), sessionclient.EventsRequest{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		time.AfterFunc(time.Second, func() {
+			srv.emit(session.Event{Type: session.EventTurnFailed, AgentID: "A", TurnID: "mine", Data: []byte(`{"error":"the child's"}`)}, false)
+			srv.emit(ends("mine", "my answer"), true) // stamped with an unknown id: the root's, since A is known
+		})
+		turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: time.Minute}})
+		if err != nil || turn.Output != "my answer" {
+			t.Errorf("SendAndWait() = %q, %v", turn.Output, err)
+		}
+	})
+}
+
+// A backend that leaves bodies where they are.
+func TestEndWithoutItsBodyIsReadFromTheTurn(t *testing.T) {
+	for name, data := range map[string]string{"elsewhere": `{"artifact":"x_1","size":100000}`, "missing": ``, "broken": `{"output":7}`} {
+		t.Run(name, func(t *testing.T) {
+			srv := withTurns()
+			bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+				time.AfterFunc(time.Second, func() {
+					srv.mu.Lock()
+					srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+					srv.mu.Unlock()
+					srv.emit(session.Event{Type: session.EventTurnCompleted, AgentID: theRoot, TurnID: "mine", Data: []byte(data)}, false)
+				})
+				began := time.Now()
+				turn, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: time.Minute}})
+				if err != nil || turn.Output != "my answer" || time.Since(began) > 2*time.Second {
+					t.Errorf("SendAndWait() = %q, %v after %s", turn.Output, err, time.Since(began))
+				}
+			})
+		})
+	}
+}
+
+func TestWaitThatIsOverIsForgotten(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		for i := range 3 {
+			time.AfterFunc(time.Second, func() { srv.emit(ends("mine", "my answer"), true) })
+			if _, err := c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine"}); err != nil {
+				t.Fatal(err)
+			}
+			_, err := c.Wait(t.Context(), "mine", sessionclient.WaitRequest{Timeout: time.Second})
+			if n := sessionclient.Waiting(c); err != nil || n != 0 {
+				t.Fatalf("after round %d: %v, and %d waits are told of events", i, err, n)
+			}
 		}
 	})
 }

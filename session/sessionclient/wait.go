@@ -56,7 +56,7 @@ func (w *wait) event(e session.Event, root bool) {
 	case !w.sent:
 		w.keep(e, root, end)
 	case w.turn == "":
-		if root && w.ended == nil {
+		if root {
 			w.unnamed(e)
 		}
 	case e.Type == session.EventSessionState:
