@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -189,33 +190,47 @@ func (b *Broker) offer(ctx context.Context, s *sending) error {
 	}
 }
 
-// servePublishing keeps the channels of a connection, each with the goroutine it belongs to, until it is lost.
+// moreChannels bounds those that are opened beside ones that are stuck.
+const moreChannels = 8
+
+// servePublishing keeps the channels of a connection, each with the goroutine it belongs to, until it is lost. A channel that
+// is stuck, which one bad queue can do to it, gets another beside it: others would otherwise wait with it.
 func (b *Broker) servePublishing(c *conn) {
 	var wg sync.WaitGroup
-	for range b.cfg.PublishChannels {
-		wg.Go(func() {
-			for {
-				pause := 20 * time.Millisecond
-				opened, err := b.publishOn(c)
-				if !opened { // such as when the broker allows no more
-					pause = time.Second
-				}
-				if !c.amqp.IsClosed() {
-					b.cfg.Logger.WarnContext(b.ctx, "a channel to publish was closed", "err", err)
-				}
-				select {
-				case <-c.done:
-					return
-				case <-time.After(pause):
-				}
+	var more atomic.Int32
+	var keep func()
+	stuck := func() {
+		if b.publish.status().blocked != "" || more.Add(1) > moreChannels {
+			return
+		}
+		b.cfg.Logger.WarnContext(b.ctx, "a channel to publish is stuck; another one is opened")
+		wg.Go(keep)
+	}
+	keep = func() {
+		for {
+			pause := 20 * time.Millisecond
+			opened, err := b.publishOn(c, stuck)
+			if !opened { // such as when the broker allows no more
+				pause = time.Second
 			}
-		})
+			if !c.amqp.IsClosed() {
+				b.cfg.Logger.WarnContext(b.ctx, "a channel to publish was closed", "err", err)
+			}
+			select {
+			case <-c.done:
+				return
+			case <-time.After(pause):
+			}
+		}
+	}
+	for range b.cfg.PublishChannels {
+		wg.Go(keep)
 	}
 	wg.Wait()
 }
 
 // publishOn opens a channel and publishes on it until it is closed.
-func (b *Broker) publishOn(c *conn) (opened bool, err error) {
+func (b *Broker) publishOn(c *conn, stuck func()) (opened bool, err error) {
 	ch, err := c.amqp.Channel()
 	if err != nil {
 		return false, fmt.Errorf("open a channel: %w", err)
@@ -224,7 +239,7 @@ func (b *Broker) publishOn(c *conn) (opened bool, err error) {
 		return false, fmt.Errorf("ask for confirmations: %w", err)
 	}
 	p := &pubChannel{
-		conn: c, ch: ch, sends: b.sends, max: b.cfg.MaxUnconfirmed,
+		conn: c, ch: ch, sends: b.sends, max: b.cfg.MaxUnconfirmed, patience: b.cfg.PublishTimeout / 4, stuck: stuck,
 		freed: make(chan struct{}, 1), lost: make(chan struct{}), pending: map[int64]*sending{},
 	}
 	// Each message comes back once at most, and no more than max are on the way between two looks: the library never waits.
@@ -238,17 +253,20 @@ func (b *Broker) publishOn(c *conn) (opened bool, err error) {
 // pubChannel is a channel in confirm mode and what is on its way through it. One goroutine publishes on it; it doesn't wait for
 // confirmations, their callers do.
 type pubChannel struct {
-	conn   *conn
-	ch     *amqp.Channel
-	sends  <-chan *sending
-	max    int
-	closes <-chan *amqp.Error
-	freed  chan struct{} // holds one when a confirmation has come
-	lost   chan struct{} // closed when run has ended, after err was set
-	err    error
+	conn  *conn
+	ch    *amqp.Channel
+	sends <-chan *sending
+	max   int
+	// patience is how long the oldest message may be on the way; the channel takes no more then, and calls stuck once.
+	patience time.Duration
+	stuck    func()
+	closes   <-chan *amqp.Error
+	freed    chan struct{} // holds one when a confirmation has come
+	lost     chan struct{} // closed when run has ended, after err was set
+	err      error
 
 	next    int64
-	waiting []*amqp.DeferredConfirmation // not known to be confirmed
+	waiting []unconfirmed // in the order of their writing; the first is not confirmed, when busy has looked
 
 	mu      sync.Mutex
 	returns <-chan amqp.Return // read with mu held only, so that a message given back is in pending before its confirmation is looked at
@@ -258,11 +276,17 @@ type pubChannel struct {
 func (p *pubChannel) run() error {
 	tick := time.NewTicker(100 * time.Millisecond) // for confirmations nobody waits for any more
 	defer tick.Stop()
+	told := false
 	for {
 		sends := p.sends
-		if p.full() {
+		full, stuck := p.busy()
+		if full || stuck {
 			sends = nil
 		}
+		if stuck && !told {
+			p.stuck()
+		}
+		told = stuck
 		select {
 		case s := <-sends:
 			p.send(s)
@@ -280,22 +304,30 @@ func (p *pubChannel) run() error {
 	}
 }
 
-// full reports whether as many messages are on the way as may be.
-func (p *pubChannel) full() bool {
-	if len(p.waiting) < p.max {
+// unconfirmed is a message that is not known to be confirmed.
+type unconfirmed struct {
+	*amqp.DeferredConfirmation
+	since time.Time
+}
+
+func (u unconfirmed) done() bool {
+	select {
+	case <-u.Done():
+		return true
+	default:
 		return false
 	}
-	kept := p.waiting[:0]
-	for _, dc := range p.waiting {
-		select {
-		case <-dc.Done():
-		default:
-			kept = append(kept, dc)
-		}
+}
+
+// busy reports whether as many messages are on the way as may be, and whether one has been for too long.
+func (p *pubChannel) busy() (full, stuck bool) {
+	if len(p.waiting) >= p.max {
+		p.waiting = slices.DeleteFunc(p.waiting, unconfirmed.done)
 	}
-	clear(p.waiting[len(kept):])
-	p.waiting = kept
-	return len(p.waiting) >= p.max
+	for len(p.waiting) > 0 && p.waiting[0].done() {
+		p.waiting = p.waiting[1:]
+	}
+	return len(p.waiting) >= p.max, len(p.waiting) > 0 && time.Since(p.waiting[0].since) > p.patience
 }
 
 func (p *pubChannel) send(s *sending) {
@@ -316,7 +348,7 @@ func (p *pubChannel) send(s *sending) {
 	p.mu.Unlock()
 	s.confirmation, s.err = p.ch.PublishWithDeferredConfirm(s.Exchange, s.Key, !s.Optional, false, s.Publishing)
 	if s.err == nil {
-		p.waiting = append(p.waiting, s.confirmation)
+		p.waiting = append(p.waiting, unconfirmed{s.confirmation, time.Now()})
 	}
 	close(s.sent)
 	if s.abandoned.Load() {

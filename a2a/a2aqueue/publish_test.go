@@ -320,9 +320,16 @@ func connectionsAreNamed(t *testing.T, node *brokertest.Broker) {
 	}
 }
 
-func TestAnAlarmOfTheBrokerHoldsMessagesBackWithinTheBound(t *testing.T) {
-	reg := prometheus.NewRegistry()
+// A node takes seconds to start, so these share one.
+func TestABrokerInTrouble(t *testing.T) {
 	node := brokertest.Start(t)
+	t.Run("an alarm holds messages back within the bound", func(t *testing.T) { alarm(t, node) })
+	t.Run("a slow queue holds no other up", func(t *testing.T) { slowQueue(t, node) })
+	t.Run("a stuck channel gets another beside it", func(t *testing.T) { stuckChannel(t, node) })
+}
+
+func alarm(t *testing.T, node *brokertest.Broker) {
+	reg := prometheus.NewRegistry()
 	b := open(t, a2aqueue.BrokerConfig{URL: node.Vhost(t), Name: "orchestrator east", PublishTimeout: 300 * time.Millisecond, Registry: reg})
 	q := declare(t, b, "q", nil)
 	if err := b.Publish(bounded(t), text(q, "x")); err != nil {
@@ -361,6 +368,39 @@ func TestAnAlarmOfTheBrokerHoldsMessagesBackWithinTheBound(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// The queue's only server is stopped, so that nothing is confirmed; the messages are on one channel.
+func slowQueue(t *testing.T, node *brokertest.Broker) {
+	b := open(t, a2aqueue.BrokerConfig{URL: node.URL(), PublishTimeout: time.Hour, PublishChannels: 1})
+	slow, quick := declare(t, b, "slow", quorum), declare(t, b, "quick", quorum)
+	publish(t, b, slow, "1")
+	node.Eval(`ok = ra:stop_server(quorum_queues, {'%2F_slow', node()})`)
+	ctx, cancel := context.WithCancel(bounded(t))
+	sent := make(chan error, 1)
+	go func() { sent <- b.Publish(ctx, text(slow, "2")) }() // received below
+	publish(t, b, quick, "1", "2", "3")
+	select {
+	case err := <-sent:
+		t.Errorf("Publish() to the slow queue = %v, before it goes on", err)
+	default:
+	}
+	cancel()
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](<-sent); !unknown {
+		t.Error("Publish() to the slow queue doesn't say that it is unknown")
+	}
+}
+
+func stuckChannel(t *testing.T, node *brokertest.Broker) {
+	b := open(t, a2aqueue.BrokerConfig{URL: node.URL(), PublishTimeout: 2 * time.Second, PublishChannels: 1})
+	q := declare(t, b, "q", nil)
+	publish(t, b, q, "1")
+	node.Eval(`[sys:suspend(C) || C <- rabbit_channel:list_local(), true =:= proplists:get_value(confirm, rabbit_channel:info(C, [confirm]))], ok`)
+	err := b.Publish(bounded(t), text(q, "2"))
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+		t.Errorf("Publish() on a stuck channel = %v, want an UnconfirmedError", err)
+	}
+	publish(t, b, q, "3", "4")
 }
 
 // The channel has one message on the way, and may have no more.
