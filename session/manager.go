@@ -652,24 +652,33 @@ func (m *Manager) Cancel(ctx context.Context, turn TurnID, reason string) error 
 // Close closes a root session: its turns, children and calls are cancelled, and no input is taken any more. It returns
 // when the wish is durable; session.closed tells the end. Closing twice is a no-op.
 func (m *Manager) Close(ctx context.Context, root ID) error {
-	rec, err := m.cfg.Store.Record(ctx, KindSession, string(root))
+	wished, err := WishClosed(ctx, m.cfg.Store, root)
+	if wished {
+		m.nudge(ctx, root)
+	}
+	return err
+}
+
+// WishClosed makes it durable that a root session is to be closed, which the next [Manager] that takes the tree does. It
+// reports whether the session was open.
+func WishClosed(ctx context.Context, s Store, root ID) (wished bool, err error) {
+	rec, err := s.Record(ctx, KindSession, string(root))
 	if err != nil {
-		return fmt.Errorf("session %s: %w", root, err)
+		return false, fmt.Errorf("session %s: %w", root, err)
 	}
 	if rec.Tree != root {
-		return fmt.Errorf("%w: %s is a subagent's session; close its root %s", ErrBadInput, root, rec.Tree)
+		return false, fmt.Errorf("%w: %s is a subagent's session; close its root %s", ErrBadInput, root, rec.Tree)
 	}
 	if rec.State != StateOpen {
-		return nil
+		return false, nil
 	}
-	_, err = m.cfg.Store.Commit(ctx, Batch{Tree: root, Changes: []Change{
+	_, err = s.Commit(ctx, Batch{Tree: root, Changes: []Change{
 		{Kind: KindSession, Key: string(root), From: []State{StateOpen}, To: closing},
 	}})
 	if err != nil && !errors.Is(err, ErrConflict) {
-		return fmt.Errorf("close session %s: %w", root, err)
+		return false, fmt.Errorf("close session %s: %w", root, err)
 	}
-	m.nudge(ctx, root)
-	return nil
+	return true, nil
 }
 
 // Quiescent reports whether nothing of an origin turn (empty: of the whole session) is still on its way: no queued or

@@ -2,14 +2,10 @@ package main
 
 import (
 	"encoding/json"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/spf13/pflag"
 
 	"orchestrator/a2a"
 	"orchestrator/a2a/a2atest"
@@ -67,35 +63,13 @@ func TestPeersAreAddedAndRemovedBesideARunningServer(t *testing.T) {
 	p := a2atest.New(t, a2atest.Config{Name: "painter"})
 	w := newWorkplace(t, "")
 	w.allowLoopback()
-	cfg, _, err := loadConfig(w.config, []string{"HOME=" + w.dir}, pflag.NewFlagSet("", pflag.PanicOnError))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, stop, err := startApp(t.Context(), cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	server := w.start(nil)
 	knows := func(want bool) {
 		t.Helper()
-		deadline := time.After(20 * time.Second)
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		for {
+		until(t, func() bool {
 			_, err := server.Peers.Lookup("painter")
-			if (err == nil) == want {
-				return
-			}
-			select {
-			case <-tick.C:
-			case <-deadline:
-				t.Fatalf("the server knows the peer: %v, want %v", err == nil, want)
-			}
-		}
+			return (err == nil) == want
+		})
 	}
 	w.ok("peers", "add", "painter", "--card-url", p.URL())
 	knows(true)

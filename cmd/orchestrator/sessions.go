@@ -69,7 +69,7 @@ func (c *cli) sessionsCommand() *cobra.Command {
 		},
 	}
 	c.serverFlags(show, &showFrom)
-	return group("sessions", "Look at sessions", list, c.tailSessionCommand(), show)
+	return group("sessions", "Look at sessions and close them", c.closeSessionCommand(), list, c.tailSessionCommand(), show)
 }
 
 func (c *cli) listSessions(ctx context.Context, s session.Store, limit int) error {
