@@ -171,11 +171,11 @@ func (f *follower) follow(ctx context.Context) error {
 			return f.attach(ctx)
 		}
 		if s.uncertain {
-			found, err := f.find(ctx)
+			where, err := f.find(ctx)
 			if err != nil {
 				return err
 			}
-			if found {
+			if where == withPeer {
 				continue
 			}
 			if f.isCancelled() {
@@ -187,10 +187,10 @@ func (f *follower) follow(ctx context.Context) error {
 					return err
 				}
 			}
-			if f.spent() {
-				if !f.queued {
-					return f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it", f.peer), false)
-				}
+			if f.spent() && !f.queued {
+				return f.fail(fmt.Sprintf("outcome unknown: '%s' may have received it", f.peer), false)
+			}
+			if f.spent() || s.confirmed && where == untold {
 				if err := f.awaitReply(ctx); err != nil {
 					return err
 				}
@@ -199,7 +199,7 @@ func (f *follower) follow(ctx context.Context) error {
 			if err := f.countAttempt(); err != nil {
 				return err
 			}
-			s.uncertain = false
+			s.uncertain, s.confirmed = false, false
 		}
 		settled, err := f.send(ctx)
 		if settled {
@@ -214,6 +214,7 @@ func (f *follower) follow(ctx context.Context) error {
 // sending is where a follower stands with a message that has no task yet.
 type sending struct {
 	uncertain bool      // it is unknown whether the message arrived
+	confirmed bool      // but a broker has taken it
 	tries     int       // without a connection,
 	since     time.Time // the first of them
 	refreshed bool      // the card was fetched again
@@ -239,8 +240,12 @@ func (f *follower) failed(ctx context.Context, s *sending, err error) (settled b
 	wait := s.pause.NextBackOff()
 	switch o := outcomeOf(err); o.kind {
 	case queued:
-		f.r.cfg.Logger.DebugContext(ctx, "a message is in the peer's queue, and its reply is waited for", f.attrs("err", err)...)
-		return false, f.awaitReply(ctx)
+		if errors.Is(err, errSilent) {
+			return false, f.awaitReply(ctx) // nothing was lost: the peer is away, or takes its time
+		}
+		s.uncertain, s.confirmed = true, true
+		f.r.cfg.Logger.DebugContext(ctx, "a message is in the peer's queue, and is looked for", f.attrs("err", err)...)
+		return false, nil
 	case notSent:
 		if s.tries++; s.tries == 1 {
 			s.since = time.Now()
@@ -484,32 +489,41 @@ func (f *follower) complete(ctx context.Context, client *link, a *assembly) *ass
 	return whole
 }
 
-// find looks whether the peer has a task for our message. It returns false when it has none or won't say; an error when
-// ctx ends before the peer can be asked.
-func (f *follower) find(ctx context.Context) (bool, error) {
+// find looks whether the peer has a task for our message. It asks until the peer answers; an error says that ctx has ended
+// before.
+func (f *follower) find(ctx context.Context) (whereabouts, error) {
 	pause := f.newPause()
 	on := f.continued(ctx)
 	for {
 		task, err := f.look(ctx, on)
 		switch {
 		case err == nil && task == nil:
-			return false, nil
+			return absent, nil
 		case err == nil:
-			return true, f.found(task)
+			return withPeer, f.found(task)
 		case ctx.Err() != nil:
-			return false, context.Cause(ctx)
+			return untold, context.Cause(ctx)
 		}
 		o := outcomeOf(err)
 		if o.peers || o.kind == refused || o.kind == gone {
 			if _, noCard := errors.AsType[*CardError](err); !noCard {
-				return false, nil // it can't list, or won't
+				return untold, nil // it can't list, or won't
 			}
 		}
 		if err := sleep(ctx, max(pause.NextBackOff(), o.after)); err != nil {
-			return false, err
+			return untold, err
 		}
 	}
 }
+
+// whereabouts is what the peer says of a message that was sent.
+type whereabouts int
+
+const (
+	untold   whereabouts = iota // it doesn't say
+	absent                      // it has no task for it
+	withPeer                    // it has
+)
 
 // continued returns the task that our message continues, if it does.
 func (f *follower) continued(ctx context.Context) protocol.TaskID {

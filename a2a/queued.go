@@ -11,8 +11,8 @@ import (
 )
 
 // What a follower does otherwise when its peer is behind a queue: the message waits there while the peer is away, and the
-// answer comes by the reply queue whoever listens. So what the broker has taken is never sent again, and a peer that
-// doesn't answer is asked seldom.
+// answer comes by the reply queue whoever listens. So a message is not sent again as long as it can be in the queue, which is
+// until the peer answers a question that was put there after it, and a peer that doesn't answer is asked seldom.
 
 // connect returns how the peer is asked now.
 func (f *follower) connect(ctx context.Context) (*link, error) {

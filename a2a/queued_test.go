@@ -160,6 +160,41 @@ func TestWhatNeverReachedTheQueueIsSentOnceThePeerSaysSo(t *testing.T) {
 	})
 }
 
+func TestWhatWasLostWithItsQueueIsSentAgain(t *testing.T) {
+	atAQueue(t, func(w *world) {
+		c := w.call(w.turn(tool.Primary, 0), 1, ask("q", "go"))
+		w.ask(c)
+		time.Sleep(10 * time.Second)
+		w.queue.Break()
+		time.Sleep(time.Hour)
+		if got := w.queue.Sent(); len(got) != 1 {
+			t.Errorf("the message was sent %d times while it could be in the queue", len(got))
+		}
+		w.queue.List(func() ([]*protocol.Task, error) { return nil, nil })
+		time.Sleep(time.Hour) // silence on the second is no reason for a third
+		if got := w.queue.Sent(); len(got) != 2 || got[0] != got[1] {
+			t.Errorf("sent = %v, want the same message once more, since the peer took what was in the queue and doesn't have it", got)
+		}
+	})
+}
+
+func TestWhatWasTakenIsNotSentAgainToAPeerThatCantList(t *testing.T) {
+	atAQueue(t, func(w *world) {
+		w.queue.List(func() ([]*protocol.Task, error) { return nil, protocol.ErrUnsupportedOperation })
+		c := w.call(w.turn(tool.Primary, 0), 1, ask("q", "go"))
+		w.ask(c)
+		time.Sleep(10 * time.Second)
+		w.queue.Break()
+		time.Sleep(time.Hour)
+		if got := w.queue.Sent(); len(got) != 1 {
+			t.Errorf("the message was sent %d times", len(got))
+		}
+		w.arrives(c, protocol.NewMessage(protocol.MessageRoleAgent, protocol.NewTextPart("hello")))
+		w.wantState(c, tracker.StateFolded)
+		w.idle()
+	})
+}
+
 func TestResendNeverWaitsForTheReplyOverAQueue(t *testing.T) {
 	atAQueue(t, func(w *world) {
 		w.queue.Refuse(errors.New("no confirm came"))

@@ -157,7 +157,7 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 	resumed := fresh == nil
 	f := &follower{
 		r: r, tree: tree, id: p.ID, scope: p.Scope(), peer: p.Peer, replyBy: p.ReplyBy, contextID: p.ContextID, request: fresh,
-		attempt: max(p.Attempt, 1), resumed: resumed, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed(),
+		attempt: max(p.Attempt, 1), resumed: resumed, queued: p.Transport == BindingAMQP, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed(),
 		done: make(chan struct{}), span: span,
 	}
 	if span == nil {
