@@ -59,12 +59,16 @@ func (a *App) openQueues(peers []a2a.Peer, replies bool) (*queues, error) {
 		}
 	}
 	q := &queues{}
+	open := map[string]broker{} // by URL
 	for _, key := range slices.Sorted(maps.Keys(urls)) {
-		at, err := a.openBroker(urls[key], secure[key], c.ReplyTo)
-		if err != nil {
-			return nil, err
+		at, ok := open[urls[key]]
+		if !ok {
+			if at, err = a.openBroker(urls[key], secure[key], c.ReplyTo, q.brokers); err != nil {
+				return nil, err
+			}
+			open[urls[key]] = at
+			q.brokers = append(q.brokers, at)
 		}
-		q.brokers = append(q.brokers, at)
 		connection := a2aqueue.Connection{Broker: at.broker, URL: urls[key]}
 		if key == "" {
 			c.Own = connection
@@ -76,12 +80,15 @@ func (a *App) openQueues(peers []a2a.Peer, replies bool) (*queues, error) {
 	return q, err
 }
 
-func (a *App) openBroker(url string, files QueueTLSConfig, replyTo string) (b broker, err error) {
+func (a *App) openBroker(url string, files QueueTLSConfig, replyTo string, others []broker) (b broker, err error) {
 	at, err := a2aqueue.BrokerAddress(url)
 	if err != nil {
 		return b, fmt.Errorf("the broker: %w", err)
 	}
 	b.name = at.String()
+	if slices.ContainsFunc(others, func(o broker) bool { return o.name == b.name }) {
+		b.name = fmt.Sprintf("%s (%d)", b.name, len(others)+1) // the same, by another user
+	}
 	secure, err := files.config()
 	if err != nil {
 		return b, fmt.Errorf("the broker %s: %w", b.name, err)
