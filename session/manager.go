@@ -105,6 +105,7 @@ type Manager struct {
 	hooks Hooks
 	log   *slog.Logger
 	hub   hub
+	tails tails
 
 	ctx    context.Context //nolint:containedctx // the Manager's own lifetime
 	cancel context.CancelCauseFunc

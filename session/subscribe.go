@@ -34,14 +34,20 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			defer leave()
 			p.told = told
 		}
+		tail, leave := m.tails.join(r.Session)
+		defer leave()
 		const page = 256
 		after := r.After
 		var beaten time.Time
+		look, ticket := true, tail.ticket() // whether there may be durable events that were not read, and since when
 		for {
-			events, err := m.cfg.Store.Events(ctx, EventQuery{Tree: r.Session, After: after, Limit: page})
-			if err != nil {
-				yield(Event{}, fmt.Errorf("session %s: read events: %w", r.Session, err))
-				return
+			var events []Event
+			if look {
+				var err error
+				if events, err = tail.read(ctx, m.cfg.Store, EventQuery{Tree: r.Session, After: after, Limit: page}, ticket); err != nil {
+					yield(Event{}, fmt.Errorf("session %s: read events: %w", r.Session, err))
+					return
+				}
 			}
 			p.yielded = p.yielded || len(events) > 0
 			for _, e := range events {
@@ -51,12 +57,14 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 				after = e.Seq
 			}
 			if len(events) == page {
+				ticket = tail.ticket()
 				continue
 			}
 			if !p.before(after + 1) {
 				return
 			}
-			if p.held != nil {
+			if look = p.held != nil; look {
+				ticket = tail.ticket()
 				continue // it was told after a commit that can be read by now
 			}
 			wait := time.Second // Watch is a hint
@@ -73,19 +81,23 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			reread := time.NewTimer(wait)
 			select {
 			case <-wake:
+				look = true
 			case <-reread.C:
+				look = true
 			case e := <-p.told:
 				p.held = e
 				if !p.before(after + 1) {
 					reread.Stop()
 					return
 				}
+				look = p.held != nil
 			case <-ctx.Done():
 				reread.Stop()
 				yield(Event{}, context.Cause(ctx))
 				return
 			}
 			reread.Stop()
+			ticket = tail.ticket()
 		}
 	}
 }
