@@ -38,44 +38,8 @@ func TestAPIClientInAnotherLanguageMissesNoEvent(t *testing.T) {
 	t.Logf("seed %d", seed)
 
 	// What the model says is paced by the client: each cut lets a few more messages out, so there is talk at every one.
-	pace := make(chan struct{}, 100*cuts)
-	let := func(n int) {
-		for range n {
-			pace <- struct{}{}
-		}
-	}
-	let(3 * subagents)
-	enough := newGate()
-	chat := newChatServer(t, nil)
-	chat.answer = func(q question) answer {
-		if q.primary() {
-			if strings.HasPrefix(q.input(), "This is a follow-up") {
-				return says("All of them have talked enough.")
-			}
-			if q.last().Role == "tool" {
-				return says("They talk.")
-			}
-			calls := make([]toolUse, subagents)
-			for i := range calls {
-				calls[i] = toolUse{"spawn_subagent", map[string]any{"description": fmt.Sprintf("talker %d", i+1), "prompt": "Talk until it is enough."}}
-			}
-			return says("Let them talk.", calls...)
-		}
-		select {
-		case <-pace:
-		case <-enough.done:
-			return says("That is enough.")
-		case <-time.After(10 * time.Second): // whoever asked may have been killed, and asks again
-		}
-		return says("I look at the clock once more, and then I go on talking.", toolUse{"current_time", map[string]any{}})
-	}
-
-	p := newPlace(t, "MODEL_KEY="+chatKey)
-	p.write("orchestrator.yaml", fmt.Sprintf(`data_dir: data
-models: [{name: main, model: e2e-1, base_url: %q, api_key_env: MODEL_KEY}]
-loop: {model_calls: 100000}
-subagents: {process_running: %d, per_tree_running: %d, alive: 64}
-`, chat.url, subagents, subagents))
+	c := newConversation(t, subagents)
+	p := c.place()
 	srv := p.serve("127.0.0.1:0")
 
 	restarts := make(chan syscall.Signal, 3)
@@ -85,14 +49,14 @@ subagents: {process_running: %d, per_tree_running: %d, alive: 64}
 		if json.Unmarshal(line, &said) != nil || said.Cut == 0 {
 			return
 		}
-		let(8)
+		c.let(8)
 		switch said.Cut {
 		case cuts / 4, cuts * 3 / 4:
 			restarts <- syscall.SIGKILL
 		case cuts / 2:
 			restarts <- syscall.SIGTERM
 		case cuts:
-			enough.open()
+			c.enough.open()
 		}
 	}
 	cmd := exec.Command(node, "testdata/api/client.mjs", srv.url, "Let twenty of them talk.", fmt.Sprint(seed), fmt.Sprint(cuts))
@@ -103,13 +67,13 @@ subagents: {process_running: %d, per_tree_running: %d, alive: 64}
 			srv = srv.again(p, how)
 		case <-client.over:
 			t.Fatalf("the client (seed %d) has ended before its time\n%s%s", seed, lines.all(), client.said())
-		case <-time.After(2 * patience):
+		case <-time.After(4 * patience):
 			t.Fatalf("the client (seed %d) does not go on\n%s%s", seed, lines.all(), client.said())
 		}
 	}
 	select {
 	case <-client.over:
-	case <-time.After(2 * patience):
+	case <-time.After(4 * patience):
 	}
 	client.exits(0)
 
@@ -137,11 +101,7 @@ subagents: {process_running: %d, per_tree_running: %d, alive: 64}
 	}
 	var want [][]any
 	talkers := make(map[session.ID]bool)
-	for line := range strings.Lines(p.ok("sessions", "show", string(result.Session), "-o", "json")) {
-		var e session.Event
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			t.Fatal(err)
-		}
+	for _, e := range p.log(result.Session) {
 		want = append(want, []any{float64(e.Seq), string(e.ID), string(e.Type), string(e.AgentID), string(e.TurnID)})
 		if e.Type == session.EventSubagentCompleted {
 			talkers[e.AgentID] = true
@@ -152,10 +112,90 @@ subagents: {process_running: %d, per_tree_running: %d, alive: 64}
 	}
 	t.Logf("%d durable events over %d streams (%d ephemeral ones seen), %d of %d cuts while subagents talked, streams ended by the server: %v",
 		len(got), result.Streams, result.Ephemeral, result.CutWhileTalking, cuts, result.Ends)
-	if len(talkers) != subagents || result.CutWhileTalking < cuts*9/10 || result.Output != "They talk." {
+	if len(talkers) != subagents || result.CutWhileTalking < cuts*9/10 || result.Output != theyTalk {
 		t.Errorf("%d subagents have talked, at %d of %d cuts; the turn says %q", len(talkers), result.CutWhileTalking, cuts, result.Output)
 	}
 	srv.stop()
+}
+
+// conversation is a session in which subagents talk for as long as they are let.
+type conversation struct {
+	t         *testing.T
+	subagents int
+	chat      *chatServer
+	pace      chan struct{} // a value lets one message out
+	enough    *gate         // open: all end
+}
+
+const (
+	theyTalk   = "They talk."
+	allTalked  = "All of them have talked enough."
+	letThemDo  = "Let them talk."
+	talkOfTime = "I look at the clock once more, and then I go on talking."
+)
+
+func newConversation(t *testing.T, subagents int) *conversation {
+	c := &conversation{t: t, subagents: subagents, pace: make(chan struct{}, 100_000), enough: newGate()}
+	c.chat = newChatServer(t, c.answer)
+	c.let(3 * subagents)
+	return c
+}
+
+// let lets n more messages out.
+func (c *conversation) let(n int) {
+	for range n {
+		select {
+		case c.pace <- struct{}{}:
+		default: // there are more than can be said
+		}
+	}
+}
+
+// answer is the model.
+func (c *conversation) answer(q question) answer {
+	switch {
+	case q.primary() && strings.HasPrefix(q.input(), "This is a follow-up"):
+		return says(allTalked)
+	case q.primary() && q.last().Role == "tool":
+		return says(theyTalk)
+	case q.primary():
+		calls := make([]toolUse, c.subagents)
+		for i := range calls {
+			calls[i] = toolUse{"spawn_subagent", map[string]any{"description": fmt.Sprintf("talker %d", i+1), "prompt": "Talk until it is enough."}}
+		}
+		return says(letThemDo, calls...)
+	}
+	select {
+	case <-c.pace:
+	case <-c.enough.done:
+		return says("That is enough.")
+	case <-time.After(10 * time.Second): // whoever asked may have been killed, and asks again
+	}
+	return says(talkOfTime, toolUse{"current_time", map[string]any{}})
+}
+
+// place is a folder in which all of them may talk at once.
+func (c *conversation) place() *place {
+	p := newPlace(c.t, "MODEL_KEY="+chatKey)
+	p.write("orchestrator.yaml", fmt.Sprintf(`data_dir: data
+models: [{name: main, model: e2e-1, base_url: %q, api_key_env: MODEL_KEY}]
+loop: {model_calls: 100000}
+subagents: {process_running: %d, per_tree_running: %d, alive: 64}
+`, c.chat.url, c.subagents, c.subagents))
+	return p
+}
+
+// log is a session's log in the database.
+func (p *place) log(id session.ID) (events []session.Event) {
+	p.t.Helper()
+	for line := range strings.Lines(p.ok("sessions", "show", string(id), "-o", "json")) {
+		var e session.Event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			p.t.Fatal(err)
+		}
+		events = append(events, e)
+	}
+	return events
 }
 
 // startNode starts a Node program that stands beside this file, its output going to w.

@@ -107,7 +107,7 @@ async function follow(session) {
   if (!over && (talking.size > 0 || cut > 0 || random() < 0.05)) { // before they talk, cuts are rare
     const how = upTo(10)
     if (how === 0) timer = setTimeout(() => controller.abort(), upTo(5)) // most likely before there is an answer
-    else timer = setTimeout(() => controller.abort(), 20 + upTo(100)) // at the latest
+    else timer = setTimeout(() => controller.abort(), 10 + upTo(60)) // at the latest
     if (how > 1) atBytes = 1 + upTo(6000) // anywhere, most often inside a frame
   }
   streams++
