@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,6 +130,9 @@ func (d *Delivery) DeadLetter(reason string) error {
 
 var errNoDeadLetters = errors.New("no exchange for dead letters is configured")
 
+// maxReason bounds the bytes of a reason, in which others' words may stand.
+const maxReason = 1 << 10
+
 func (c *consumer) deadLetter(d *Delivery, reason string) error {
 	if c.sub.DeadLetterExchange == "" {
 		return errNoDeadLetters
@@ -136,6 +140,9 @@ func (c *consumer) deadLetter(d *Delivery, reason string) error {
 	headers := maps.Clone(d.Headers)
 	if headers == nil {
 		headers = amqp.Table{}
+	}
+	if len(reason) > maxReason {
+		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
 	}
 	headers[headerReason], headers[headerQueue] = reason, d.Queue
 	return c.broker.Publish(context.WithoutCancel(c.handling), Publication{

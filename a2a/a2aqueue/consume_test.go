@@ -122,6 +122,28 @@ func TestDeadLettersTellTheReasonAndTheQueue(t *testing.T) {
 	await(t, "the queue is empty", func() bool { return length(t, b, q) == 0 })
 }
 
+func TestALongReasonIsCutShort(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{})
+	q, dead := declare(t, b, "q", nil), declare(t, b, "dead", nil)
+	if err := b.Do(bounded(t), func(_ context.Context, ch *amqp.Channel) error {
+		return ch.QueueBind(dead, dead, "amq.direct", false, nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: q, DeadLetterExchange: "amq.direct", DeadLetterKey: dead})
+	publish(t, b, q, "poison")
+	if err := in.next(t).DeadLetter(strings.Repeat("ö", 100_000)); err != nil {
+		t.Fatal(err)
+	}
+	d := subscribe(t, b, a2aqueue.Subscription{Queue: dead}).next(t)
+	if reason := d.Headers["x-a2a-reason"]; reason != strings.Repeat("ö", 512)+"…" {
+		t.Errorf("the reason is %.20q…", reason)
+	}
+	if err := d.Ack(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWithoutAPlaceForDeadLettersTheQueuesOwnPolicyHolds(t *testing.T) {
 	for name, exchange := range map[string]string{"no exchange": "", "a missing exchange": "missing", "an exchange without a queue": "amq.fanout"} {
 		t.Run(name, func(t *testing.T) {

@@ -111,6 +111,7 @@ func newPauses(shortest, longest time.Duration) *pauses {
 
 // held says that an attempt succeeded, and for how long it did. What breaks at once is no better than what fails.
 func (p *pauses) held(d time.Duration) {
+	p.refusals = 0
 	if d > 4*p.min {
 		p.backoff.Reset()
 	}
@@ -120,7 +121,7 @@ func (p *pauses) held(d time.Duration) {
 // during the handshake looks as if it had, so once is nothing.
 func (p *pauses) next(err error) time.Duration {
 	pause := p.backoff.NextBackOff()
-	if _, refused := errors.AsType[*RefusedError](err); !refused {
+	if e, refused := errors.AsType[*RefusedError](err); !refused || e.Reason == nil {
 		p.refusals = 0
 	} else if p.refusals++; p.refusals > 1 {
 		pause = max(pause, p.max/2)

@@ -64,6 +64,13 @@ func TestPausesGrowAreRandomAndLongAfterRefusals(t *testing.T) {
 	p.held(time.Minute)
 	within("after a refusal", no, time.Second/2, time.Second*3/2)
 	within("after a second one", no, 8*time.Second, 24*time.Second)
+	p.held(0)
+	within("after one since a connection", no, time.Second, 12*time.Second)
+	p.next(lost)
+	p.held(time.Minute)
+	forced := &RefusedError{Code: 320}
+	within("after a stop of the broker", forced, time.Second/2, time.Second*3/2)
+	within("after a second stop", forced, time.Second, 3*time.Second)
 	within("after something else", lost, 2*time.Second, 6*time.Second)
 	random := map[time.Duration]bool{}
 	for range 10 {
