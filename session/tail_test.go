@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -35,20 +36,31 @@ type readers struct {
 	store *slowReads
 	id    session.ID
 	last  []atomic.Uint64 // the seq each has seen
+
+	ctx    context.Context //nolint:containedctx // of the readers
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
 }
 
-func newReaders(ctx context.Context, t *testing.T, n int) *readers {
+// stop ends the readers and waits for them.
+func (r *readers) stop() {
+	r.cancel()
+	r.wg.Wait()
+}
+
+func newReaders(t *testing.T, n int) *readers {
 	t.Helper()
 	r := &readers{t: t, store: &slowReads{Store: session.NewMemory()}, last: make([]atomic.Uint64, n)}
 	m, err := session.NewManager(session.Config{Store: r.store})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.ctx, r.cancel = context.WithCancel(t.Context())
 	r.m = m
 	r.id = open(t, m)
 	for i := range n {
-		go func() { // it ends with the context
-			for e, err := range m.Subscribe(ctx, session.SubscribeRequest{Session: r.id, Ephemeral: true}) {
+		r.wg.Go(func() {
+			for e, err := range m.Subscribe(r.ctx, session.SubscribeRequest{Session: r.id, Ephemeral: true}) {
 				if err != nil {
 					return
 				}
@@ -56,7 +68,7 @@ func newReaders(ctx context.Context, t *testing.T, n int) *readers {
 					t.Errorf("reader %d is told %d after %d", i, e.Seq, r.last[i].Load())
 				}
 			}
-		}()
+		})
 	}
 	return r
 }
@@ -88,9 +100,8 @@ func (r *readers) seen(seq uint64) time.Duration {
 
 func TestACommitIsReadOnceForAllItsSubscribers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		r := newReaders(ctx, t, 50)
+		r := newReaders(t, 50)
+		defer r.stop()
 		r.seen(1)
 		for n := range 30 {
 			time.Sleep(100 * time.Millisecond) // of the bubble: all wait
@@ -107,9 +118,8 @@ func TestACommitIsReadOnceForAllItsSubscribers(t *testing.T) {
 
 func TestACommitBehindAReadingIsNotMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		r := newReaders(ctx, t, 20)
+		r := newReaders(t, 20)
+		defer r.stop()
 		r.seen(1)
 		time.Sleep(100 * time.Millisecond) // of the bubble: all wait
 		again := func() { r.commit(1) }
@@ -123,9 +133,8 @@ func TestACommitBehindAReadingIsNotMissed(t *testing.T) {
 
 func TestSubscribersThatAreBehindAndAheadAreToldAllOfItOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		r := newReaders(ctx, t, 8)
+		r := newReaders(t, 8)
+		defer r.stop()
 		head := uint64(1)
 		for n := range 60 {
 			size := n * n % 700 // over what is kept at once, too
@@ -138,9 +147,9 @@ func TestSubscribersThatAreBehindAndAheadAreToldAllOfItOnce(t *testing.T) {
 			}
 		}
 		late := make(chan uint64, 1)
-		go func() {
+		r.wg.Go(func() {
 			var last uint64
-			for e, err := range r.m.Subscribe(ctx, session.SubscribeRequest{Session: r.id}) {
+			for e, err := range r.m.Subscribe(r.ctx, session.SubscribeRequest{Session: r.id}) {
 				if err != nil || e.Seq != last+1 {
 					t.Errorf("the late reader is told %d after %d, %v", e.Seq, last, err)
 					return
@@ -150,7 +159,7 @@ func TestSubscribersThatAreBehindAndAheadAreToldAllOfItOnce(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 		r.seen(head)
 		<-late
 	})
