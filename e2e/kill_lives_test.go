@@ -281,6 +281,21 @@ func (l *life) tail() string {
 	return string(text[max(0, len(text)-4000):])
 }
 
+// warnings returns the last of what the process logged that somebody should look at.
+func (l *life) warnings() string {
+	text, err := os.ReadFile(l.log)
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-20):], "")
+}
+
 // until polls the database, which the process has open, until a condition holds, and reports whether it did before the
 // time was up and the process had ended.
 func (l *life) until(most time.Duration, holds func(session.Store) bool) bool {

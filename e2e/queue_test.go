@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"orchestrator/internal/brokertest"
-	"orchestrator/session"
 )
 
 func hostOf(t *testing.T, broker string) string {
@@ -100,9 +99,7 @@ func harmed(t *testing.T, vhost string, harm func(*world)) *verdict {
 	l := w.ask(w.early)
 	harm(w)
 	w.release()
-	if !l.until(time.Minute, func(store session.Store) bool { return w.made(store) == w.calls }) {
-		t.Fatalf("the later calls are not made\n%s", l.tail())
-	}
+	w.makesAll(l)
 	w.await("the answers to the early calls", func() bool { return w.answered() >= w.early })
 	pause(time.Second)
 	w.ours.Heal()
@@ -155,6 +152,7 @@ func requestsNotAcknowledged(t *testing.T, vhost string) *verdict {
 	w := newWorld(t, plan{vhost: vhost, async: 10, patient: 12, quick: 10, tasks: true})
 	w.theirs.Drop(brokertest.ToServer) // the requests come, nothing leaves
 	l := w.ask(w.calls)
+	w.await("the record of all tasks", func() bool { return w.recorded() == w.calls })
 	for _, p := range w.peers {
 		p.kill()
 	}
@@ -199,9 +197,7 @@ func repliesInTheQueue(t *testing.T, vhost string) *verdict {
 func peerDown(t *testing.T, vhost string) *verdict {
 	w := newWorld(t, plan{vhost: vhost, async: 10, patient: 12, quick: 10, down: true})
 	l := w.ask(0)
-	if !l.until(time.Minute, func(store session.Store) bool { return w.made(store) == w.calls }) {
-		t.Fatalf("the calls are not made\n%s", l.tail())
-	}
+	w.makesAll(l)
 	pause(32 * time.Second)
 	if n := w.received(); n != 0 {
 		t.Errorf("%d messages came to peers that are down", n)
@@ -229,9 +225,7 @@ func alarm(t *testing.T, b *brokertest.Broker, set func(on bool)) *verdict {
 	l := w.ask(w.early)
 	set(true)
 	w.release()
-	if !l.until(time.Minute, func(store session.Store) bool { return w.made(store) == w.calls }) {
-		t.Fatalf("the later calls are not made\n%s", l.tail())
-	}
+	w.makesAll(l)
 	pause(3 * time.Second)
 	if n := w.received(); n != w.early {
 		t.Errorf("%d messages came through a broker that takes none, want the %d from before", n, w.early)

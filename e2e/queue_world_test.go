@@ -167,6 +167,23 @@ func (w *world) received() int { return w.count(a2atest.KindReceived) }
 // answered returns how many messages the peers have answered.
 func (w *world) answered() int { return w.count(a2atest.KindAnswered) }
 
+// recorded returns how many of the messages that the peers have taken up are in the files of their tasks.
+func (w *world) recorded() int {
+	n := 0
+	for _, p := range w.peers {
+		tasks, err := os.ReadFile(p.setup.Tasks)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, entry := range p.record() {
+			if entry.Kind == a2atest.KindReceived && strings.Contains(string(tasks), `"messageId":"`+entry.MessageID+`"`) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 func (w *world) count(kind string) int {
 	ids := make(map[string]bool)
 	for _, p := range w.peers {
@@ -218,7 +235,19 @@ func (w *world) comesHome(l *life) {
 	select {
 	case <-l.ended: // as it does when all has come home; the judge says whether it has
 	default:
-		w.t.Errorf("%s: not all has come home\n%s", l.what, l.tail())
+		w.t.Errorf("%s: not all has come home\n%s\n%s", l.what, l.warnings(), l.tail())
+	}
+}
+
+// makesAll waits until a life has made all calls.
+func (w *world) makesAll(l *life) {
+	w.t.Helper()
+	n := 0
+	if !l.until(time.Minute, func(store session.Store) bool {
+		n = w.made(store)
+		return n == w.calls
+	}) {
+		w.t.Fatalf("%s has made %d calls of %d\n%s\n%s", l.what, n, w.calls, l.warnings(), l.tail())
 	}
 }
 
