@@ -30,6 +30,13 @@ func (w *Wakes) Watch(tree ID) (<-chan struct{}, func()) {
 	}
 }
 
+// Watched reports whether anybody watches the tree itself.
+func (w *Wakes) Watched(tree ID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.watchers[tree]) > 0
+}
+
 // Wake wakes those who watch the tree or all trees. It doesn't block.
 func (w *Wakes) Wake(tree ID) {
 	w.mu.Lock()

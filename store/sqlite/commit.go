@@ -109,6 +109,7 @@ func (w *writer) commit(b session.Batch) (session.Committed, error) {
 	if err := w.appendEvents(&tree, b.Events); err != nil {
 		return session.Committed{}, err
 	}
+	w.appended = append(w.appended, b.Events)
 	return session.Committed{Events: b.Events, Records: after}, nil
 }
 

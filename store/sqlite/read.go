@@ -141,6 +141,13 @@ const (
 
 // Events implements [session.Store].
 func (s *Store) Events(ctx context.Context, q session.EventQuery) ([]session.Event, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.users.Done()
+	if events, ok := s.tails.after(q); ok {
+		return events, nil
+	}
 	args := []any{string(q.Tree), int64(min(q.After, math.MaxUint32)), cmp.Or(q.Limit, 1000)}
 	order := "pos"
 	if q.Last {

@@ -44,6 +44,7 @@ type Store struct {
 	wakes   session.Wakes
 
 	committed committed
+	tails     tails
 
 	users   sync.WaitGroup // calls in flight, and the reaper
 	writing sync.WaitGroup
@@ -77,6 +78,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		cfg: cfg, queue: make(chan *request, maxGroup), reap: make(chan struct{}, 1), closing: make(chan struct{}),
 		reads: make(statements),
 	}
+	s.tails.watched = s.wakes.Watched
 	s.close = sync.OnceValue(s.shut)
 	var err error
 	if cfg.ReadOnly {
@@ -154,7 +156,7 @@ func (s *Store) openToWrite(ctx context.Context) error {
 	if s.readDB, err = openDB(s.cfg.Path, "", readers, "query_only(1)"); err != nil {
 		return err
 	}
-	if s.writer, err = newWriter(ctx, s.writeDB, &s.committed); err != nil {
+	if s.writer, err = newWriter(ctx, s.writeDB, &s.committed, &s.tails); err != nil {
 		return err
 	}
 	s.writing.Go(s.write)

@@ -89,17 +89,21 @@ type writer struct {
 	committed *committed
 	touched   []session.Record
 	all       bool
+
+	// What it has appended to logs, a batch each, for tails.
+	tails    *tails
+	appended [][]session.Event
 }
 
 // statements caches prepared statements by their text.
 type statements map[string]*sql.Stmt
 
-func newWriter(ctx context.Context, db *sql.DB, c *committed) (*writer, error) {
+func newWriter(ctx context.Context, db *sql.DB, c *committed, t *tails) (*writer, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	return &writer{conn: conn, stmts: make(statements), known: newKnown(), committed: c}, nil
+	return &writer{conn: conn, stmts: make(statements), known: newKnown(), committed: c, tails: t}, nil
 }
 
 func (w *writer) close() error {
@@ -112,7 +116,7 @@ func (w *writer) close() error {
 
 // transact runs requests in one transaction and sets their errors. Its own error is the database's: nothing was written.
 func (w *writer) transact(group []*request) error {
-	w.touched, w.all = nil, false
+	w.touched, w.all, w.appended = nil, false, nil
 	if err := w.control("BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
@@ -126,11 +130,17 @@ func (w *writer) transact(group []*request) error {
 		}
 	}
 	w.committed.drop(w.touched, w.all)
+	if w.all {
+		w.tails.clear()
+	}
 	if err := w.control("COMMIT"); err != nil {
 		return w.rollback(err)
 	}
 	if !w.all {
 		w.committed.put(w.touched)
+		for _, events := range w.appended {
+			w.tails.add(events)
+		}
 	}
 	return nil
 }
