@@ -192,7 +192,7 @@ type meter struct {
 	allocs bool
 	open   bool
 	began  time.Time
-	before runtime.MemStats
+	stats  runtime.MemStats // not on the stack, which is the measured call's
 	now    sample
 }
 
@@ -207,17 +207,17 @@ func (m *meter) Commit(ctx context.Context, b session.Batch) (session.Committed,
 		case e.Type == session.EventToolStarted:
 			m.open = true
 			if m.allocs {
-				runtime.ReadMemStats(&m.before)
+				runtime.ReadMemStats(&m.stats)
 			}
 			m.began = time.Now()
 		case e.Type == session.EventToolCompleted && m.open:
 			m.open = false
 			m.now.took = append(m.now.took, micros(at.Sub(m.began)))
 			if m.allocs {
-				var after runtime.MemStats
-				runtime.ReadMemStats(&after)
-				m.now.mallocs += float64(after.Mallocs - m.before.Mallocs)
-				m.now.bytes += float64(after.TotalAlloc - m.before.TotalAlloc)
+				mallocs, bytes := m.stats.Mallocs, m.stats.TotalAlloc
+				runtime.ReadMemStats(&m.stats)
+				m.now.mallocs += float64(m.stats.Mallocs - mallocs)
+				m.now.bytes += float64(m.stats.TotalAlloc - bytes)
 			}
 		}
 	}
