@@ -265,7 +265,7 @@ func (s *Session) await(ctx context.Context, w *wait, key string, r WaitRequest)
 	if err != nil {
 		return s.turn(w.turn), err
 	}
-	if turn.Met(r.Until) || w.turn == "" {
+	if r.Until != session.UntilQuiescent || w.turn == "" {
 		return Turn{TurnInfo: *turn}, failure(*turn)
 	}
 	whole, err := s.quiescent(ctx, w)

@@ -663,3 +663,32 @@ func TestWaitThatIsOverIsForgotten(t *testing.T) {
 		}
 	})
 }
+
+// All has come home by the time the turn is read, which the stream is yet to tell.
+func TestQuiescentWaitHearsTheStreamOut(t *testing.T) {
+	srv := withTurns()
+	bubble(t, srv, func(t *testing.T, c *sessionclient.Session) {
+		var got sent
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			got.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Until: session.UntilQuiescent}}))
+		})
+		synctest.Wait()
+		srv.cut(true, false) // turns can be read, streams not
+		srv.emit(ends("mine", "my answer"), true)
+		fold := ends("fold", "what came home")
+		fold.OriginTurn = "mine"
+		srv.emit(fold, true)
+		srv.mu.Lock()
+		quiet := srv.turns["mine"]
+		quiet.Quiescent = true
+		srv.turns["mine"] = quiet
+		srv.mu.Unlock()
+		time.Sleep(time.Minute)
+		srv.cut(false, false)
+		wg.Wait()
+		if got.outcome() != "reply: my answer" || len(got.turn.FoldBacks) != 1 {
+			t.Errorf("the wait: %s, folded back: %+v", got.outcome(), got.turn.FoldBacks)
+		}
+	})
+}
