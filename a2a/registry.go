@@ -436,13 +436,14 @@ func (r *Registry) card(ctx context.Context, e *entry, anew bool) (*protocol.Age
 
 // fetch asks for a peer's card, where the peer is.
 func (r *Registry) fetch(ctx context.Context, p Peer) (*protocol.AgentCard, error) {
-	transport, bound := r.cfg.Transport, r.cfg.CardTimeout
+	transport, bound, then := r.cfg.Transport, r.cfg.CardTimeout, ""
 	if p.Queue != "" {
+		then = "; what is sent waits in its queue"
 		if transport, bound = r.cfg.Queue, r.cfg.QueueCardTimeout; transport == nil {
 			return nil, noBroker(p.Name)
 		}
 	}
-	fetchCtx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("the card of %q did not come within %s", p.Name, bound))
+	fetchCtx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("the card of %q did not come within %s%s", p.Name, bound, then))
 	defer cancel()
 	card, err := transport.Card(fetchCtx, p)
 	if err != nil && fetchCtx.Err() != nil && ctx.Err() == nil {
@@ -542,7 +543,7 @@ func (r *Registry) info(ctx context.Context, e *entry) Info {
 		in.Binding = string(l.binding)
 		e.mu.Lock()
 		if e.assumed != "" {
-			in.Reachable, in.Problem = false, e.assumed+"; what is sent waits in its queue"
+			in.Reachable, in.Problem = false, e.assumed
 		}
 		e.mu.Unlock()
 	}

@@ -54,12 +54,7 @@ type UnroutableError struct {
 	Err   error // what the broker said; may be nil
 }
 
-func (e *UnroutableError) Error() string {
-	if e.Err == nil {
-		return fmt.Sprintf("there is no queue %q at the broker", e.Queue)
-	}
-	return fmt.Sprintf("there is no queue %q at the broker: %v", e.Queue, e.Err)
-}
+func (e *UnroutableError) Error() string { return fmt.Sprintf("there is no queue %q at the broker", e.Queue) }
 
 // Unwrap returns what the broker said.
 func (e *UnroutableError) Unwrap() error { return e.Err }

@@ -111,8 +111,9 @@ func callError(ctx context.Context, peer string, err error) error {
 		return withHint(usageError{err}, "orchestrator peers list names the peers there are")
 	}
 	_, notSent := errors.AsType[*a2a.NotSentError](err)
+	_, unroutable := errors.AsType[*a2a.UnroutableError](err)
 	_, status := errors.AsType[*a2a.StatusError](err)
-	if notSent || status {
+	if notSent || unroutable || status {
 		return withHint(unreachableError{err}, "orchestrator peers show %s says what is known of it; its address is in peers.yaml", peer)
 	}
 	return err

@@ -22,7 +22,7 @@ import (
 func queuedPlace(t *testing.T) (w *workplace, broker string) {
 	t.Helper()
 	broker = brokertest.Vhost(t)
-	w = newWorkplace(t, "  - {name: advisor, queue: a2a.advisor, durable_queue: true}\n")
+	w = newWorkplace(t, "  - {name: advisor, queue: a2a.advisor, durable_queue: true}\n  - {name: nobody, queue: a2a.nobody}\n")
 	write(t, w.dir, "broker", broker)
 	data, err := os.ReadFile(w.config)
 	if err != nil {
@@ -76,6 +76,10 @@ func TestPeersBehindAQueueAreListedShownAndCalled(t *testing.T) {
 	w, broker := queuedPlace(t)
 	if got := w.ok("peers", "list"); !strings.Contains(got, "AMQP") || !strings.Contains(got, "what is sent waits in its queue") {
 		t.Errorf("peers list of one that is away prints\n%s", got)
+	}
+	code, _, stderr := w.run("peers", "call", "nobody", "the tides")
+	if code != exitUnreachable || !strings.Contains(stderr, `there is no queue "a2a.nobody" at the broker`) {
+		t.Errorf("peers call of one without a queue: exit code %d, message %q", code, stderr)
 	}
 	serveAdvisor(t, broker, a2atest.Config{})
 	if got := w.ok("peers", "call", "advisor", "the tides"); got != "echo: the tides\n" {
