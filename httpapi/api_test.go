@@ -1,8 +1,12 @@
 package httpapi_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -81,4 +85,37 @@ func seqOf(t *testing.T, w *world, id session.ID, turn session.TurnID) string {
 	}
 	t.Fatalf("turn %s was never queued", turn)
 	return ""
+}
+
+// fullStore is a store without room for writes.
+type fullStore struct {
+	session.Store
+	full atomic.Bool
+}
+
+func (s *fullStore) Commit(ctx context.Context, b session.Batch) (session.Committed, error) {
+	if s.full.Load() {
+		return session.Committed{}, fmt.Errorf("database or disk is full: %w", session.ErrFull)
+	}
+	return s.Store.Commit(ctx, b)
+}
+
+func TestWithoutRoomForWritesReadingGoesOn(t *testing.T) {
+	store := &fullStore{Store: session.NewMemory()}
+	w := newWorld(t, worldConfig{store: store})
+	id := w.session()
+	path := "/v1/sessions/" + string(id)
+	store.full.Store(true)
+	for target, body := range map[string]string{path + "/turns": `{"input": "say yes"}`, "/v1/sessions": "{}"} {
+		var p httpapi.Problem
+		w.call(http.StatusInsufficientStorage, &p, http.MethodPost, target, body)
+		if p.Code != "storage_full" || strings.Contains(p.Detail, "disk is full") {
+			t.Errorf("POST %s answers %+v", target, p)
+		}
+	}
+	w.call(http.StatusOK, nil, http.MethodGet, path, "")
+	store.full.Store(false)
+	if turn := w.turn(id, "say yes"); turn.Output != "yes" {
+		t.Errorf("with room again a turn is %+v", turn)
+	}
 }

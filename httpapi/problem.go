@@ -39,6 +39,7 @@ const (
 	codeInternal         code = "internal"
 	codeStopping         code = "stopping"
 	codeUnavailable      code = "unavailable"
+	codeStorageFull      code = "storage_full"
 )
 
 // statusClientGone is what the metrics say of a request whose client didn't wait for the answer.
@@ -72,6 +73,7 @@ var codes = map[code]struct {
 	codeInternal:         {http.StatusInternalServerError, "Internal error"},
 	codeStopping:         {http.StatusServiceUnavailable, "The server is stopping"},
 	codeUnavailable:      {http.StatusServiceUnavailable, "The server can't do this now"},
+	codeStorageFull:      {http.StatusInsufficientStorage, "The server has no space left"},
 }
 
 // Problem is the body of an error, by RFC 9457. It implements huma.StatusError.
@@ -171,6 +173,7 @@ var sessionErrors = []struct {
 	{session.ErrPosition, codePositionGone, "read the session anew and go on behind its lastSeq"},
 	{session.ErrStopping, codeStopping, "the server is stopping; try again in a moment"},
 	{session.ErrClosed, codeStopping, "the server is stopping; try again in a moment"},
+	{session.ErrFull, codeStorageFull, "nothing was written; reading goes on, and writing when there is room"},
 	{context.Canceled, codeClientGone, "the client went away"},
 	{context.DeadlineExceeded, codeUnavailable, "it took too long; try again"},
 }
@@ -185,6 +188,9 @@ func (a *API) problemOf(ctx context.Context, err error) error {
 	}
 	for _, row := range sessionErrors {
 		if errors.Is(err, row.err) {
+			if row.code == codeStorageFull {
+				a.log.ErrorContext(ctx, "request failed", "err", err) // somebody has to make room
+			}
 			return problem(row.code, row.detail)
 		}
 	}

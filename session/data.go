@@ -79,12 +79,15 @@ type TurnEnded struct {
 	Output     string `json:"output,omitempty"`
 	StopReason string `json:"stopReason,omitempty"`
 	Error      string `json:"error,omitempty"`
-	Code       string `json:"code,omitempty"` // of the error, for programs: model_unreachable
+	Code       string `json:"code,omitempty"` // of the error, for programs: model_unreachable, storage_full
 	Usage      Usage  `json:"usage"`
 }
 
-// CodeModelUnreachable is the code of a turn that failed since nothing answered at its model's address.
-const CodeModelUnreachable = "model_unreachable"
+// The codes of a turn that failed.
+const (
+	CodeModelUnreachable = "model_unreachable" // nothing answered at its model's address
+	CodeStorageFull      = "storage_full"      // there was no room for what it wanted to write
+)
 
 // Role says whose words a message holds.
 type Role string

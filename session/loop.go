@@ -293,6 +293,9 @@ func (l *rootLoop) run(turn *Turn, failed *Outcome, items []Record) {
 		case err != nil:
 			l.m.log.ErrorContext(ctx, "turn broke off", "session", turn.Agent, "turn", turn.Turn, "err", err)
 			out = &Outcome{State: StateFailed, TurnEnded: TurnEnded{StopReason: "error", Error: "internal error"}}
+			if errors.Is(err, ErrFull) {
+				out.Error, out.Code = ErrFull.Error()+"; ask again when there is", CodeStorageFull
+			}
 		}
 		l.end(turn, *out, items)
 	})

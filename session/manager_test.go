@@ -200,6 +200,25 @@ func TestUserTurnsGoFirstButAFoldBackWaitsForTwoAtMost(t *testing.T) {
 	})
 }
 
+func TestTurnThatFindsNoRoomSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := session.NewMemory()
+		m, stop := start(t, store, hooks(&runner{run: func(context.Context, *session.Turn) (session.Outcome, error) {
+			return session.Outcome{}, fmt.Errorf("commit: %w", session.ErrFull)
+		}}))
+		defer stop()
+		id := open(t, m)
+		turn, err := m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: "go"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.WaitTurn(t.Context(), turn, session.UntilTurn)
+		if err != nil || got.State != session.StateFailed || got.Code != session.CodeStorageFull || got.Error != "no space is left for the database; ask again when there is" {
+			t.Errorf("the turn is %s, %q, code %q (%v)", got.State, got.Error, got.Code, err)
+		}
+	})
+}
+
 func TestFailedFoldBackStillTellsTheRawResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := session.NewMemory()

@@ -146,6 +146,7 @@ var (
 	ErrFenced   = errors.New("another process owns the tree")
 	ErrLeased   = errors.New("the tree is leased")
 	ErrClosed   = errors.New("the store is closed")
+	ErrFull     = errors.New("no space is left for the database") // nothing of the write was written; reads go on
 )
 
 // ConflictError says which precondition failed, with the row as it is (nil: it doesn't exist). It is [ErrConflict].

@@ -61,7 +61,7 @@ type TurnInfo struct {
 	Output          string     `json:"output,omitempty"`
 	StopReason      string     `json:"stopReason,omitempty"`
 	Error           string     `json:"error,omitempty"`
-	Code            string     `json:"code,omitempty"`            // of the error, for programs: model_unreachable
+	Code            string     `json:"code,omitempty"`            // of the error, for programs: model_unreachable, storage_full
 	CancelRequested string     `json:"cancelRequested,omitempty"` // why
 	Usage           Usage      `json:"usage"`
 	Started         *time.Time `json:"started,omitempty"`

@@ -7,12 +7,14 @@ import (
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
+
+	"orchestrator/session"
 )
 
 // The errors of a store that aren't session's.
 var (
-	// ErrFull says that there is no room for a write. Nothing of it was written; reads go on.
-	ErrFull = errors.New("no space is left for the database")
+	// ErrFull is [session.ErrFull].
+	ErrFull = session.ErrFull
 	// ErrReadOnly says that the store was opened for reading only.
 	ErrReadOnly = errors.New("the database is open for reading only")
 )
