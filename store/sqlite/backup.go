@@ -28,7 +28,7 @@ func Backup(ctx context.Context, path, to string) (err error) {
 			err = errors.Join(err, os.Remove(to))
 		}
 	}()
-	if err := vacuumInto(ctx, path, to); err != nil {
+	if err := vacuumInto(ctx, path, s.params, to); err != nil {
 		return errors.Join(explain(to, fmt.Errorf("copy database %s: %w", path, err)), file.Close())
 	}
 	// What was written is in the system's memory until now.
@@ -46,8 +46,8 @@ func Backup(ctx context.Context, path, to string) (err error) {
 }
 
 // vacuumInto uses a connection of its own: those that only query refuse to write the copy too.
-func vacuumInto(ctx context.Context, path, to string) (err error) {
-	db, err := openDB(path, "mode=ro", 1)
+func vacuumInto(ctx context.Context, path, params, to string) (err error) {
+	db, err := openDB(path, params, 1)
 	if err != nil {
 		return err
 	}

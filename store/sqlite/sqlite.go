@@ -37,6 +37,7 @@ type Store struct {
 	lock    *lock
 	writeDB *sql.DB
 	readDB  *sql.DB
+	params  string  // that readDB was opened with, of a store that only reads
 	writer  *writer // the writing goroutine's own
 	queue   chan *request
 	reap    chan struct{} // a deleted tree waits for its events to go
@@ -116,6 +117,7 @@ func (s *Store) openToRead(ctx context.Context) error {
 }
 
 func (s *Store) openReadOnly(ctx context.Context, params string) (have, want int64, err error) {
+	s.params = params
 	if s.readDB, err = openDB(s.cfg.Path, params, readers, "query_only(1)"); err != nil {
 		return 0, 0, err
 	}
