@@ -292,10 +292,20 @@ func (w *world) session(headers ...string) session.ID {
 }
 
 // turn gives a session an input and returns the turn when it has ended.
-func (w *world) turn(id session.ID, input string, headers ...string) session.TurnInfo {
+func (w *world) turn(id session.ID, input string, headers ...string) (turn session.TurnInfo) {
 	w.t.Helper()
-	var turn session.TurnInfo
-	w.call(http.StatusOK, &turn, http.MethodPost, "/v1/sessions/"+string(id)+"/turns?wait=30s", inputBody(input), headers...)
+	path := "/v1/sessions/" + string(id) + "/turns"
+	a := w.do(http.MethodPost, path+"?wait=30s", inputBody(input), headers...)
+	for a.status < 300 {
+		if err := json.Unmarshal(a.body, &turn); err != nil {
+			w.t.Fatal(err)
+		}
+		if turn.Ended {
+			return turn
+		}
+		a = w.do(http.MethodGet, path+"/"+string(turn.ID)+"?wait=30s", "", headers...) // the world may bound waits
+	}
+	w.t.Fatalf("turn %q = %d %s", input, a.status, a.body)
 	return turn
 }
 
