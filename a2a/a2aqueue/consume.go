@@ -37,6 +37,9 @@ type Subscription struct {
 	Exclusive bool
 	// Args are the arguments of the consumer.
 	Args amqp.Table
+	// NoAck has the broker forget a message as it hands it out. Nothing is settled then, the prefetch bounds nothing, and
+	// Handle is called by the one goroutine that consumes: it must not block.
+	NoAck bool
 	// Prefetch bounds the deliveries that are not settled. Defaults to 32.
 	Prefetch int
 	// Workers is how many handlers run side by side. Defaults to 1: the deliveries are handled in order.
@@ -318,7 +321,7 @@ func (c *consumer) consume(ctx context.Context, link *conn) (up time.Duration, e
 		queue = cmp.Or(name, queue)
 	}
 	tag := cmp.Or(c.sub.Consumer, consumerTag(c.broker.cfg.Name))
-	in, err := ch.Consume(queue, tag, false, c.sub.Exclusive, false, false, c.sub.Args)
+	in, err := ch.Consume(queue, tag, c.sub.NoAck, c.sub.Exclusive, false, false, c.sub.Args)
 	if err != nil {
 		return 0, refused("consume "+queue, err)
 	}
@@ -366,7 +369,13 @@ func (c *consumer) serve(
 				c.broker.metrics.redeliveries.WithLabelValues(c.sub.Name).Inc()
 			}
 			d.Acknowledger = nil // its methods would write to a channel that is ours
-			ready = append(ready, &Delivery{Delivery: d, Queue: queue, consumer: c, session: s})
+			delivery := &Delivery{Delivery: d, Queue: queue, consumer: c, session: s}
+			if c.sub.NoAck {
+				delivery.settled.Store(true)
+				c.handleOne(delivery)
+				continue
+			}
+			ready = append(ready, delivery)
 		case work <- next:
 			ready[0], ready = nil, ready[1:]
 			c.active++

@@ -67,7 +67,7 @@ func (in *inbox) start() error {
 				return declareInbox(ch, inboxPrefix+newID())
 			},
 			Exclusive: true,
-			Prefetch:  inboxPrefetch,
+			NoAck:     true, // what is lost with us is lost with the queue
 			Handle:    func(_ context.Context, d *Delivery) { in.take(d) },
 			Up:        in.opened,
 			Down:      in.lost,
@@ -82,8 +82,6 @@ func (in *inbox) start() error {
 	}()
 	return nil
 }
-
-const inboxPrefetch = 512
 
 // close ends the consuming and every exchange. It may be called twice.
 func (in *inbox) close() {
@@ -179,7 +177,6 @@ func (in *inbox) open(ctx context.Context, id string) (*exchange, string, error)
 
 // take hands a message to the exchange it is for. What is for none came too late, or twice.
 func (in *inbox) take(d *Delivery) {
-	defer d.Ack() //nolint:errcheck // the queue is gone when it can't be acknowledged
 	a, err := readAnswer(&d.Delivery)
 	if err != nil {
 		in.metrics.dropped("malformed")
