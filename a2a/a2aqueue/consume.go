@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -81,21 +82,24 @@ var (
 	ErrStale = errors.New("the delivery came by a channel that is closed; it comes again")
 )
 
-// Ack says that the message was dealt with and may be forgotten.
+// Ack says that the message was dealt with and may be forgotten. Like Nack it doesn't wait until that is written.
 func (d *Delivery) Ack() error {
-	return d.settle(func(ch *amqp.Channel) error { return ch.Ack(d.DeliveryTag, false) })
+	return d.settle(acked)
 }
 
 // Nack gives the message back: to be delivered again, or to go where the queue's policy sends dead letters.
 func (d *Delivery) Nack(requeue bool) error {
-	return d.settle(func(ch *amqp.Channel) error { return ch.Nack(d.DeliveryTag, false, requeue) })
+	if requeue {
+		return d.settle(requeued)
+	}
+	return d.settle(rejected)
 }
 
-func (d *Delivery) settle(write func(*amqp.Channel) error) error {
+func (d *Delivery) settle(how outcome) error {
 	if !d.settled.CompareAndSwap(false, true) {
 		return ErrSettled
 	}
-	return d.session.settle(write)
+	return d.session.settle(d.DeliveryTag, how)
 }
 
 // DeadLetter moves the message to the subscription's dead letters, with the reason in the header "x-a2a-reason" and the
@@ -106,29 +110,27 @@ func (d *Delivery) DeadLetter(reason string) error {
 	if !d.settled.CompareAndSwap(false, true) {
 		return ErrSettled
 	}
-	c, ch := d.consumer, d.session
-	select {
-	case <-ch.ended:
+	c := d.consumer
+	if d.session.over() {
 		return ErrStale
-	default:
 	}
 	log := c.log.With("queue", d.Queue, "message", d.MessageId, "reason", reason)
 	err := c.deadLetter(d, reason)
-	requeue := false
+	how := rejected
 	switch _, returned := errors.AsType[*ReturnedError](err); {
 	case err == nil:
 		c.broker.metrics.deadLetters.WithLabelValues(c.sub.Name).Inc()
 		log.WarnContext(c.handling, "put a message among the dead letters")
-		return ch.settle(func(ch *amqp.Channel) error { return ch.Ack(d.DeliveryTag, false) })
+		how = acked
 	case errors.Is(err, errNoDeadLetters), returned, errors.Is(err, ErrNotFound), errors.Is(err, ErrAccess),
 		errors.Is(err, ErrTooLarge), errors.Is(err, ErrInvalid):
 		c.broker.metrics.deadLetters.WithLabelValues(c.sub.Name).Inc()
 		log.WarnContext(c.handling, "rejected a message", "err", err)
 	default:
-		requeue = true
+		how = requeued
 		log.WarnContext(c.handling, "can't put a message among the dead letters; it comes again", "err", err)
 	}
-	return ch.settle(func(ch *amqp.Channel) error { return ch.Nack(d.DeliveryTag, false, requeue) })
+	return d.session.settle(d.DeliveryTag, how)
 }
 
 var errNoDeadLetters = errors.New("no exchange for dead letters is configured")
@@ -271,28 +273,90 @@ func (c *consumer) run(ctx context.Context) error {
 // errDeclare is an error of Subscription.Declare that is neither the broker's nor the connection's.
 var errDeclare = errors.New("declare")
 
-// consumption is a consumer on one channel. The goroutine of Consume owns the channel; others hand it what they settle.
+// outcome is what becomes of a delivery.
+type outcome int
+
+const (
+	acked outcome = iota
+	requeued
+	rejected
+)
+
+// consumption is a consumer on one channel. The goroutine of Consume owns the channel; others leave with it what they settle.
 type consumption struct {
-	ch      *amqp.Channel
-	settles chan settlement
-	ended   chan struct{}
+	ch   *amqp.Channel
+	wake chan struct{} // holds one when something was settled
+
+	mu      sync.Mutex
+	ended   bool
+	settled []settlement // not written yet; no more than the prefetch
+
+	open    map[uint64]bool // tags that are not settled, as far as the goroutine knows
+	writing []settlement    // its own
 }
 
 type settlement struct {
-	write func(*amqp.Channel) error
-	done  chan error // holds one
+	tag uint64
+	how outcome
 }
 
-func (s *consumption) settle(write func(*amqp.Channel) error) error {
-	req := settlement{write: write, done: make(chan error, 1)}
-	select {
-	case s.settles <- req:
-		if err := <-req.done; err != nil {
-			return fmt.Errorf("%w: %w", ErrStale, err)
-		}
-		return nil
-	case <-s.ended:
+// settle leaves a settlement to be written. No error means that it was left in time, as none would after it was written: the
+// broker doesn't answer, and delivers again what it hasn't seen settled.
+func (s *consumption) settle(tag uint64, how outcome) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.ch.IsClosed() {
 		return ErrStale
+	}
+	s.settled = append(s.settled, settlement{tag, how})
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func (s *consumption) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended || s.ch.IsClosed()
+}
+
+func (s *consumption) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+}
+
+// write writes what was settled. Acknowledgements below every open delivery are one, since that is one step of the
+// queue's log rather than many. An error closes the channel, which is noticed there.
+func (s *consumption) write() {
+	s.mu.Lock()
+	s.writing, s.settled = s.settled, s.writing[:0]
+	s.mu.Unlock()
+	for _, x := range s.writing {
+		delete(s.open, x.tag)
+	}
+	oldest := uint64(math.MaxUint64)
+	if len(s.writing) > 1 {
+		for tag := range s.open {
+			oldest = min(oldest, tag)
+		}
+	}
+	last, below := uint64(0), 0
+	for _, x := range s.writing {
+		switch {
+		case x.how != acked:
+			_ = s.ch.Nack(x.tag, false, x.how == requeued)
+		case x.tag < oldest:
+			last = max(last, x.tag)
+			below++
+		default:
+			_ = s.ch.Ack(x.tag, false)
+		}
+	}
+	if below > 0 {
+		_ = s.ch.Ack(last, below > 1)
 	}
 }
 
@@ -327,9 +391,9 @@ func (c *consumer) consume(ctx context.Context, link *conn) (up time.Duration, e
 	}
 	c.log.InfoContext(ctx, "consuming", "queue", queue)
 	began := time.Now()
-	s := &consumption{ch: ch, settles: make(chan settlement), ended: make(chan struct{})}
+	s := &consumption{ch: ch, wake: make(chan struct{}, 1), open: map[uint64]bool{}}
 	defer func() {
-		close(s.ended)
+		s.end()
 		if c.sub.Down != nil {
 			c.sub.Down(err)
 		}
@@ -368,6 +432,7 @@ func (c *consumer) serve(
 			if d.Redelivered {
 				c.broker.metrics.redeliveries.WithLabelValues(c.sub.Name).Inc()
 			}
+			s.open[d.DeliveryTag] = true
 			d.Acknowledger = nil // its methods would write to a channel that is ours
 			delivery := &Delivery{Delivery: d, Queue: queue, consumer: c, session: s}
 			if c.sub.NoAck {
@@ -381,13 +446,14 @@ func (c *consumer) serve(
 			c.active++
 		case <-c.idle:
 			c.active--
-		case req := <-s.settles:
-			req.done <- req.write(s.ch)
+		case <-s.wake:
+			s.write()
 		case _, ok := <-cancels:
 			if !ok {
 				cancels = nil // closes says why
 				continue
 			}
+			s.write()
 			return fmt.Errorf("the broker cancelled the consumer: queue %s is gone", queue)
 		case e, ok := <-closes:
 			return closedBy(e, ok, "consume "+queue)
@@ -400,16 +466,17 @@ func (c *consumer) drain(s *consumption) {
 	if c.drained == nil {
 		c.drained = time.After(c.broker.cfg.DrainTimeout)
 	}
-	var settles chan settlement
+	var wake <-chan struct{}
 	if s != nil {
-		settles = s.settles
+		wake = s.wake
+		defer s.write()
 	}
 	for c.active > 0 {
 		select {
 		case <-c.idle:
 			c.active--
-		case req := <-settles:
-			req.done <- req.write(s.ch)
+		case <-wake:
+			s.write()
 		case <-c.drained:
 			c.cut(fmt.Errorf("the consumer ended and handlers have %v to do so", c.broker.cfg.DrainTimeout))
 		}
