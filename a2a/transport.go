@@ -54,7 +54,9 @@ type UnroutableError struct {
 	Err   error // what the broker said; may be nil
 }
 
-func (e *UnroutableError) Error() string { return fmt.Sprintf("there is no queue %q at the broker", e.Queue) }
+func (e *UnroutableError) Error() string {
+	return fmt.Sprintf("there is no queue %q at the broker", e.Queue)
+}
 
 // Unwrap returns what the broker said.
 func (e *UnroutableError) Unwrap() error { return e.Err }
