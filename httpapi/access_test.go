@@ -247,6 +247,12 @@ func TestTheSameKeyAndInputAreTheSameTurn(t *testing.T) {
 	if _, a := post("k1", "say two"); a.status != http.StatusUnprocessableEntity || a.code() != "key_reused" {
 		t.Errorf("the same key with another input: %d %s", a.status, a.body)
 	}
+	if a := w.do(http.MethodPost, path, `{"input": "say one", "onBusy": "queue"}`, "Idempotency-Key", "k1"); a.status != http.StatusAccepted || !strings.Contains(string(a.body), string(first.ID)) {
+		t.Errorf("the default said aloud: %d %s", a.status, a.body)
+	}
+	if a := w.do(http.MethodPost, path, `{"input": "say one", "onBusy": "reject"}`, "Idempotency-Key", "k1"); a.code() != "key_reused" {
+		t.Errorf("the same key and input with another onBusy: %d %s", a.status, a.body)
+	}
 	if other, _ := post("k2", "say one"); other.ID == first.ID || other.ID == "" {
 		t.Errorf("another key is the turn %s", other.ID)
 	}

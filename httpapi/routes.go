@@ -207,7 +207,7 @@ func (a *API) closeSession(ctx context.Context, r *request, in *SessionPath) (*b
 func (a *API) createTurn(ctx context.Context, r *request, in *struct {
 	SessionPath
 	Waiting
-	Key   string `header:"Idempotency-Key" maxLength:"255" doc:"Makes the request idempotent: the same key and input are the same turn."`
+	Key   string `header:"Idempotency-Key" maxLength:"255" doc:"Makes the request idempotent: the same key and body are the same turn."`
 	Trace string `header:"Traceparent" doc:"W3C trace context: the turn's trace goes on from it."`
 	Body  NewTurn
 },

@@ -538,7 +538,7 @@ func TestWaitsAndStreamsOutliveTheServersDeadlines(t *testing.T) {
 }
 
 // metric returns the value of a counter with a label's value.
-func metric(t *testing.T, reg *prometheus.Registry, name, label string) float64 {
+func metric(t testing.TB, reg *prometheus.Registry, name, label string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {

@@ -513,7 +513,7 @@ const (
 type SubmitRequest struct {
 	Session ID
 	Input   string
-	// Key makes the request idempotent: the same key and input give the same turn, the same key with another input
+	// Key makes the request idempotent: the same key, input and OnBusy give the same turn, the same key with others
 	// [ErrKeyReused]. Empty: every request is a new turn.
 	Key    string
 	OnBusy OnBusy
@@ -545,7 +545,11 @@ func (m *Manager) Submit(ctx context.Context, r SubmitRequest) (TurnID, error) {
 	if rec.Tree != r.Session {
 		return "", fmt.Errorf("%w: %s is a subagent's session; inputs go to its root %s", ErrBadInput, r.Session, rec.Tree)
 	}
-	sum := sha256.Sum256([]byte(r.Input))
+	asked := r.Input
+	if r.OnBusy == BusyReject {
+		asked += "\x00" + string(BusyReject) // another request than one that may queue
+	}
+	sum := sha256.Sum256([]byte(asked))
 	hash := hex.EncodeToString(sum[:8])
 	id := NewTurnID()
 	if r.Key != "" {
