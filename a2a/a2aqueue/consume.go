@@ -432,7 +432,6 @@ func (c *consumer) serve(
 			if d.Redelivered {
 				c.broker.metrics.redeliveries.WithLabelValues(c.sub.Name).Inc()
 			}
-			s.open[d.DeliveryTag] = true
 			d.Acknowledger = nil // its methods would write to a channel that is ours
 			delivery := &Delivery{Delivery: d, Queue: queue, consumer: c, session: s}
 			if c.sub.NoAck {
@@ -440,6 +439,7 @@ func (c *consumer) serve(
 				c.handleOne(delivery)
 				continue
 			}
+			s.open[d.DeliveryTag] = true
 			ready = append(ready, delivery)
 		case work <- next:
 			ready[0], ready = nil, ready[1:]

@@ -217,6 +217,25 @@ func TestATagOfALostChannelIsNeverSent(t *testing.T) {
 	}
 }
 
+func TestWithoutAcknowledgementsTheBrokerForgetsAtOnce(t *testing.T) {
+	b := open(t, a2aqueue.BrokerConfig{})
+	q := declare(t, b, "q", nil)
+	publish(t, b, q, "1", "2", "3")
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: q, NoAck: true, Prefetch: 1})
+	for i := range 3 {
+		d := in.next(t)
+		if string(d.Body) != fmt.Sprint(i+1) {
+			t.Errorf("delivered %q, want %d", d.Body, i+1)
+		}
+		if err := d.Ack(); !errors.Is(err, a2aqueue.ErrSettled) {
+			t.Errorf("Ack() = %v, want ErrSettled", err)
+		}
+	}
+	if n := length(t, b, q); n != 0 {
+		t.Errorf("the queue has %d messages, want none", n)
+	}
+}
+
 func TestNoMoreIsHandedOutThanThePrefetch(t *testing.T) {
 	b := open(t, a2aqueue.BrokerConfig{})
 	q := declare(t, b, "q", nil)
