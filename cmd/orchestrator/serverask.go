@@ -127,6 +127,43 @@ func (f *servedTurn) head(ctx context.Context) (uint64, error) {
 func (f *servedTurn) full() <-chan error { return nil }
 
 func (f *servedTurn) wait(ctx context.Context, tell func(text string)) ([]wantedCall, error) {
+	open, err := f.over(ctx, tell)
+	if err == nil && !f.noWait {
+		err = f.told(ctx)
+	}
+	return open, err
+}
+
+// told waits until the log says what the session has come to, so that what is shown ends with it.
+func (f *servedTurn) told(ctx context.Context) error {
+	for end := time.Now().Add(time.Second); time.Now().Before(end); { // other turns of the session may be at work
+		events, err := again(ctx, func() ([]session.Event, error) {
+			snap, err := f.server.Session(ctx, f.id)
+			if err != nil {
+				return nil, err
+			}
+			events, _, err := f.server.Page(ctx, f.id, snap.LastSeq-min(snap.LastSeq, 100), 100)
+			return events, err
+		})
+		if err != nil {
+			return err
+		}
+		for _, e := range slices.Backward(events) {
+			if e.Type == session.EventSessionState && decode[session.SessionState](e).State == "idle" {
+				return nil
+			} else if e.Type == session.EventSessionState {
+				break
+			}
+		}
+		if err := rest(ctx, serverPause/3); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// over blocks until what is waited for is over.
+func (f *servedTurn) over(ctx context.Context, tell func(text string)) ([]wantedCall, error) {
 	select {
 	case <-f.live:
 	case <-ctx.Done():
