@@ -209,9 +209,9 @@ func waitTasks(ctx context.Context, tracked *tracker.Tracker, n int) error {
 	})
 }
 
-// waitFor looks again and again until it is so, two minutes at most.
+// waitFor looks again and again until it is so, five minutes at most.
 func waitFor(ctx context.Context, what string, look func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New(what+" after two minutes"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New(what+" after five minutes"))
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

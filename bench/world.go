@@ -63,7 +63,10 @@ func newWorldOf(ctx context.Context, store session.Store, peers []a2a.Peer, queu
 	if err != nil {
 		return nil, err
 	}
-	if w.relay, err = a2a.New(a2a.Config{Tracker: w.calls, Store: store, Registry: registry, Logger: quiet, Self: a2a.Identity{Name: "bench"}}); err != nil {
+	if w.relay, err = a2a.New(a2a.Config{
+		Tracker: w.calls, Store: store, Registry: registry, Logger: quiet, Self: a2a.Identity{Name: "bench"},
+		Limits: a2a.Limits{MaxWait: time.Hour, CallTimeout: time.Hour}, // ten thousand calls begin slowly on a busy machine
+	}); err != nil {
 		return nil, err
 	}
 	tools := tool.NewSet(append(w.relay.Tools(), blocker{w}), nil)
