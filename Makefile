@@ -38,7 +38,7 @@ docs: ## write docs/cli.md, configuration.md, events.md and openapi.json from th
 	$(GO) test ./cmd/orchestrator -run '^TestDocs' -count=1 -update
 	$(GO) test ./httpapi -run '^TestDocs' -count=1 -update
 
-bench: ## measure what the product costs beyond its parts; BENCHFLAGS="-run append" picks
+bench: ## measure what the product costs beyond its parts (the queue with RabbitMQ, if there is one); BENCHFLAGS="-run append" picks
 	$(GO) run ./bench $(BENCHFLAGS)
 	$(if $(BENCHFLAGS),,@$(MAKE) --no-print-directory bench-sidebyside)
 
