@@ -60,6 +60,9 @@ func (w *world) arrives(c *tool.Call, result protocol.SendMessageResult) tracker
 func (w *world) idle() {
 	w.t.Helper()
 	synctest.Wait()
+	if n := w.queue.Listening(); n != 0 {
+		w.t.Errorf("%d streams are still listened to", n)
+	}
 	before := len(w.queue.Asked())
 	time.Sleep(25 * time.Hour)
 	if after := w.queue.Asked(); len(after) != before {
@@ -180,7 +183,9 @@ func TestWhatWasLostWithItsQueueIsSentAgain(t *testing.T) {
 
 func TestWhatWasTakenIsNotSentAgainToAPeerThatCantList(t *testing.T) {
 	atAQueue(t, func(w *world) {
-		w.queue.List(func() ([]*protocol.Task, error) { return nil, protocol.ErrUnsupportedOperation })
+		w.queue.List(func() ([]*protocol.Task, error) {
+			return nil, protocol.NewError(protocol.ErrUnsupportedOperation, "no lists")
+		})
 		c := w.call(w.turn(tool.Primary, 0), 1, ask("q", "go"))
 		w.ask(c)
 		time.Sleep(10 * time.Second)

@@ -20,6 +20,7 @@ import (
 type Queue struct {
 	mu    sync.Mutex
 	asked []string
+	heard int      // how many listen
 	sent  []string // the ids of messages
 	// Refuse is what sending a message fails with. Nil: it is taken.
 	refuse error
@@ -75,6 +76,12 @@ func (q *Queue) Sent() []string {
 	return slices.Clone(q.sent)
 }
 
+// Listening returns how many streams are listened to.
+func (q *Queue) Listening() (n int) {
+	q.set(func() { n = q.heard })
+	return n
+}
+
 func (q *Queue) set(f func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -127,6 +134,8 @@ func (q *Queue) SendStreamingMessage(ctx context.Context, req *protocol.SendMess
 }
 
 func (q *Queue) stream(ctx context.Context, lost <-chan struct{}, yield func(protocol.Event, error) bool) {
+	q.set(func() { q.heard++ })
+	defer q.set(func() { q.heard-- })
 	for {
 		select {
 		case ev := <-q.events:
