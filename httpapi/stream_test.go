@@ -231,7 +231,7 @@ func TestAStreamEndsWithItsPositionAndGoesOnAfterARestart(t *testing.T) {
 	var long session.TurnInfo
 	first.call(http.StatusAccepted, &long, http.MethodPost, path, `{"input": "wait"}`)
 	wg.Go(func() { waited <- first.do(http.MethodGet, path+"/"+string(long.ID)+"?wait=60s", "") })
-	s.until("session.state")
+	seen := s.until("session.state").id
 	var frames []frame
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -244,14 +244,17 @@ func TestAStreamEndsWithItsPositionAndGoesOnAfterARestart(t *testing.T) {
 			break
 		}
 		frames = append(frames, f)
+		if f.id != "" {
+			seen = f.id
+		}
 	}
 	var end struct {
 		Reason  string
 		LastSeq uint64
 	}
 	last := frames[len(frames)-1]
-	if err := json.Unmarshal([]byte(last.data), &end); err != nil || last.name != "stream.end" || last.id != "" || end.Reason != "stopping" {
-		t.Fatalf("the stream ended with %+v, %v", last, err)
+	if err := json.Unmarshal([]byte(last.data), &end); err != nil || last.name != "stream.end" || last.id != "" || end.Reason != "stopping" || strconv.FormatUint(end.LastSeq, 10) != seen {
+		t.Fatalf("the stream ended with %+v, %v, behind the event %s", last, err, seen)
 	}
 	if got := <-waited; got.status != http.StatusOK || !strings.Contains(string(got.body), `"ended":false`) {
 		t.Errorf("the wait returned %d %s, want the turn as it is", got.status, got.body)
