@@ -67,6 +67,7 @@ var homes = map[string][]string{
 	"github.com/oklog/ulid/v2":                  {"session"},
 	"github.com/anthropics/anthropic-sdk-go/v2": {"llm/anthropic"},
 	"github.com/openai/openai-go/v3":            {"llm/openai"},
+	"github.com/pb33f":                          {"httpapi"}, // in tests
 	"github.com/pressly/goose/v3":               {"store"},
 	"github.com/santhosh-tekuri/jsonschema/v6":  {"agentloop", "httpapi"},
 	"github.com/spf13/cobra":                    {"cmd"},
