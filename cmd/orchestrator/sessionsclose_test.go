@@ -81,8 +81,9 @@ func TestAClosedSessionEndsItsWorkAndIsDeletedAfterItsRetention(t *testing.T) {
 		}
 		return len(trees) == 1 && string(trees[0].ID) != id
 	})
-	if n := len(p.Requests(a2atest.MethodCancel)); n != 1 {
-		t.Errorf("the peer got %d CancelTask, want 1", n)
+	// The refused question above was a life, too, and may have ended between the CancelTask it sent and its answer.
+	if n := len(p.Requests(a2atest.MethodCancel)); n != 1 && n != 2 {
+		t.Errorf("the peer got %d CancelTask, want 1, or 2 when the first was not answered in time", n)
 	}
 	for _, kind := range []session.Kind{session.KindSession, session.KindTurn, session.KindCall} {
 		recs, err := a.Manager.Store().Records(t.Context(), session.RecordQuery{Tree: session.ID(id), Kind: kind})
