@@ -18,7 +18,7 @@ build: ## build bin/orchestrator
 demo: build ## play the whole story offline: subagents, a slow peer, a late reply
 	@bin/orchestrator demo
 
-test: ## run all tests with the race detector, shuffled (tests that build the binary may wait minutes for a cold cache)
+test: ## run all tests with the race detector, shuffled, with the services they need
 	@scripts/services.sh run $(GO) test -race -shuffle=on -count=1 -timeout 20m ./...
 
 services: ## find, start or install RabbitMQ for tests and leave it running; it prints what to export
