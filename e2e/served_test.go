@@ -162,7 +162,7 @@ func TestTailOfAServerOnATerminalDrawsTheTree(t *testing.T) {
 	srv := p.serve("127.0.0.1:0")
 	run := p.start("ask", asked, "--server", srv.url)
 	run.prints(run.stdout, firstWords)
-	tty, shown := terminal(t, 100, 30)
+	tty, shown, read := terminal(t, 100, 30)
 	binary, err := buildOrchestrator()
 	if err != nil {
 		t.Fatal(err)
@@ -176,9 +176,7 @@ func TestTailOfAServerOnATerminalDrawsTheTree(t *testing.T) {
 	q.speak.open()
 	tail.exits(0)
 	run.exits(0)
-	if err := tty.Close(); err != nil {
-		t.Fatal(err)
-	}
+	read()
 	if missing := inOrder(shown.String(), firstAnswer, withAdvice); missing != "" {
 		t.Errorf("the terminal does not show %q where it belongs:\n%q", missing, shown.String())
 	}

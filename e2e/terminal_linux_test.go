@@ -15,8 +15,9 @@ import (
 	"orchestrator/a2a/a2atest"
 )
 
-// terminal returns a pseudo-terminal: what is written to the end a program gets, and a transcript of what it shows.
-func terminal(t *testing.T, columns, lines uint16) (tty *os.File, shown *transcript) {
+// terminal returns a pseudo-terminal: what is written to the end a program gets, and a transcript of what it shows. read
+// closes it and waits until all that was written to it is in the transcript; whoever else has it open must have ended.
+func terminal(t *testing.T, columns, lines uint16) (tty *os.File, shown *transcript, read func()) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -40,14 +41,17 @@ func terminal(t *testing.T, columns, lines uint16) (tty *os.File, shown *transcr
 	shown = newTranscript()
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = io.Copy(shown, master) }) // it ends with an error, once nobody has the other end open
-	t.Cleanup(func() {
-		_ = tty.Close() // the test may have closed it
+	read = func() {
+		_ = tty.Close() // again, at the end
 		wg.Wait()
+	}
+	t.Cleanup(func() {
+		read()
 		if err := master.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return tty, shown
+	return tty, shown, read
 }
 
 func TestAskOnATerminalShowsTheWordsAsTheyComeAboveTheTree(t *testing.T) {
@@ -64,7 +68,7 @@ func TestAskOnATerminalShowsTheWordsAsTheyComeAboveTheTree(t *testing.T) {
 			t.Parallel()
 			q := newInquiry(t)
 			q.speak, q.release = newGate(), true
-			tty, shown := terminal(t, 100, 30)
+			tty, shown, read := terminal(t, 100, 30)
 			p := q.place(append(q.environment(), tt.env...)...)
 			binary, err := buildOrchestrator()
 			if err != nil {
@@ -84,9 +88,7 @@ func TestAskOnATerminalShowsTheWordsAsTheyComeAboveTheTree(t *testing.T) {
 			}
 			q.speak.open()
 			run.exits(0)
-			if err := tty.Close(); err != nil {
-				t.Fatal(err)
-			}
+			read()
 			said := shown.String()
 			if missing := inOrder(said, firstAnswer, secondAnswer, withAdvice, withArchive); missing != "" {
 				t.Errorf("the terminal does not show %q where it belongs:\n%q", missing, said)
@@ -121,18 +123,17 @@ func TestWhatTakesLongIsShownOnATerminalAndTakenAwayAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(binary, "peers", "call", "painter", "paint")
-	tty, shown := terminal(t, 100, 30)
+	tty, shown, read := terminal(t, 100, 30)
 	cmd.Stderr = tty
 	run := p.startCommand(cmd)
 	run.prints(shown, "asking painter … 1s")
 	run.prints(shown, "… 2s")
 	gate.Open()
 	run.exits(0)
-	if err := tty.Close(); err != nil {
-		t.Fatal(err)
+	read()
+	if said := shown.String(); !strings.HasSuffix(said, "s\r\x1b[K") {
+		t.Errorf("the line is left on the terminal:\n%q", said)
 	}
-	// What was written last is read from the terminal after the process has ended.
-	until(t, func() bool { return strings.HasSuffix(shown.String(), "s\r\x1b[K") })
 	if first, _, _ := strings.Cut(shown.String(), "…"); first != "\r\x1b[Kasking painter " {
 		t.Errorf("it begins with %q", first)
 	}
