@@ -419,7 +419,7 @@ func (l *rootLoop) tellState(ctx context.Context) (SessionState, error) {
 		if err != nil {
 			return s, err
 		}
-		l.told = &SessionState{State: "idle", Background: []ID{}, PendingCalls: []CallID{}}
+		l.told = new(SessionState) // none was told: the first look tells it, also when a turn was too quick to be seen running
 		if len(last) > 0 {
 			if err := last[0].Decode(l.told); err != nil {
 				return s, err

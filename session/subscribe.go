@@ -19,11 +19,11 @@ type SubscribeRequest struct {
 
 // Subscribe returns a tree's events: every durable one exactly once, in order, from the log, and then as they are
 // committed. Ephemeral ones stand where they were told: after the durable events there were then, before those that came
-// later. It ends with an error: the context's, [ErrNotFound], or the store's. A slow reader slows nobody but itself.
+// later. It ends with an error: the context's cause, [ErrNotFound], or the store's. A slow reader slows nobody but itself.
 func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		if _, err := m.cfg.Store.Tree(ctx, r.Session); err != nil {
-			yield(Event{}, fmt.Errorf("session %s: %w", r.Session, err))
+			yield(Event{}, ended(ctx, fmt.Errorf("session %s: %w", r.Session, err)))
 			return
 		}
 		wake, stop := m.cfg.Store.Watch(r.Session)
@@ -45,7 +45,7 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			if look {
 				var err error
 				if events, err = tail.read(ctx, m.cfg.Store, EventQuery{Tree: r.Session, After: after, Limit: page}, ticket); err != nil {
-					yield(Event{}, fmt.Errorf("session %s: read events: %w", r.Session, err))
+					yield(Event{}, ended(ctx, fmt.Errorf("session %s: read events: %w", r.Session, err)))
 					return
 				}
 			}
@@ -100,6 +100,14 @@ func (m *Manager) Subscribe(ctx context.Context, r SubscribeRequest) iter.Seq2[E
 			ticket = tail.ticket()
 		}
 	}
+}
+
+// ended returns why a subscription ends: the context's cause, if the store was interrupted by its end, and else err.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // passing gives a reader what is told in passing at its place among the durable events.

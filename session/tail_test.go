@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,4 +164,32 @@ func TestSubscribersThatAreBehindAndAheadAreToldAllOfItOnce(t *testing.T) {
 		r.seen(head)
 		<-late
 	})
+}
+
+// endsWhileRead is a store whose readings of events are ended by what ends the reader, as a database's are.
+type endsWhileRead struct {
+	session.Store
+	end func()
+}
+
+func (s endsWhileRead) Events(ctx context.Context, q session.EventQuery) ([]session.Event, error) {
+	if _, err := s.Store.Events(ctx, q); err != nil {
+		return nil, err
+	}
+	s.end()
+	return nil, ctx.Err()
+}
+
+func TestASubscriptionEndedWhileItReadsSaysWhatEndedIt(t *testing.T) {
+	why := errors.New("the server is stopping")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	m, err := session.NewManager(session.Config{Store: endsWhileRead{session.NewMemory(), func() { cancel(why) }}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range m.Subscribe(ctx, session.SubscribeRequest{Session: open(t, m)}) {
+		if !errors.Is(err, why) {
+			t.Errorf("it ends with %v, want %v", err, why)
+		}
+	}
 }
