@@ -233,7 +233,7 @@ func report(size sizes, rows []*row, t *table) {
 		"(a plain a2a-go server in a second process; %d interleaved runs of %d calls; the median of the runs' medians).\n"+
 		"A step is from the model's answer, which wishes the call, to the next request to it, which has the reply.\n"+
 		"trpc-agent-go is called at version 0.3, which the same server speaks through the SDK's a2acompat: the module that its\n"+
-		"agent for version 1.0 needs is not served by the public module proxy. The frameworks keep sessions in memory.\n", size.rounds, size.calls)
+		"agent for version 1.0 needs is not to be had. The frameworks keep sessions in memory.\n", size.rounds, size.calls)
 	var last setup
 	for _, r := range rows {
 		if r.setup != last {
