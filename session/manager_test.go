@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -728,6 +729,44 @@ func TestATreeIsOwnedForWhatIsFollowedAndForNothingElse(t *testing.T) {
 		rec, err := store.Record(t.Context(), session.KindSession, string(owing))
 		if err != nil || rec.State != session.StateClosed {
 			t.Errorf("the session is %s (%v), want it closed though something is owed", rec.State, err)
+		}
+	})
+}
+
+// blinks is a store in which whoever looks whether a turn runs sees it a second later.
+type blinks struct{ session.Store }
+
+func (s blinks) Records(ctx context.Context, q session.RecordQuery) ([]session.Record, error) {
+	if q.Kind == session.KindTurn && q.NoBody && slices.Equal(q.States, session.StartedStates) {
+		time.Sleep(time.Second) // of the bubble
+	}
+	return s.Store.Records(ctx, q)
+}
+
+func TestASessionWhoseFirstTurnNobodySawRunningTellsItsStateAllTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := start(t, blinks{session.NewMemory()}, hooks(&runner{}))
+		defer stop()
+		id := open(t, m)
+		submit(t, m, id, "one")
+		if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second) // of the bubble
+		events, err := m.Store().Events(t.Context(), session.EventQuery{Tree: id, Types: []session.EventType{session.EventSessionState}, Limit: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		for _, e := range events {
+			var s session.SessionState
+			if err := e.Decode(&s); err != nil {
+				t.Fatal(err)
+			}
+			told = append(told, s.State)
+		}
+		if want := []string{"idle"}; !slices.Equal(told, want) {
+			t.Errorf("session.state tells %q, want %q", told, want)
 		}
 	})
 }
