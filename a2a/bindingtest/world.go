@@ -273,7 +273,12 @@ func (w *world) wantMethods(p *a2atest.Peer, want ...string) {
 	if w.asked != nil {
 		want = slices.Compact(slices.Clone(want))
 	}
-	if got := w.methods(p); !slices.Equal(got, want) {
+	got := w.methods(p)
+	// A pipe that is closed under an answer, which happens once in thousands, makes the relay look for its message.
+	if n := len(want); len(got) == n+1 && got[n] == a2atest.MethodList {
+		got = got[:n]
+	}
+	if !slices.Equal(got, want) {
 		w.t.Errorf("the peer was asked %v, want %v", got, want)
 	}
 }
