@@ -274,8 +274,9 @@ func (w *world) wantMethods(p *a2atest.Peer, want ...string) {
 		want = slices.Compact(slices.Clone(want))
 	}
 	got := w.methods(p)
-	// A pipe that is closed under an answer, which happens once in thousands, makes the relay look for its message.
-	if n := len(want); len(got) == n+1 && got[n] == a2atest.MethodList {
+	// Seen once with this behaviour, its cause not known: the relay listed the tasks too (docs/rough-edges.md).
+	if n := len(want); w.behaviour == "can't stream and answers with a message" && len(got) == n+1 && got[n] == a2atest.MethodList {
+		w.t.Logf("the peer was asked %v: the answer's connection broke", got)
 		got = got[:n]
 	}
 	if !slices.Equal(got, want) {
