@@ -217,13 +217,16 @@ func (c *Client) notSent(ctx context.Context, method string, err error) error {
 	err = fmt.Errorf("ask %s of queue %s: %w", method, c.queue, err)
 	_, returned := errors.AsType[*ReturnedError](err)
 	_, refused := errors.AsType[*RefusedError](err)
+	_, unknown := errors.AsType[*UnconfirmedError](err)
 	switch {
+	case unknown: // a refusal that it wraps isn't of this message
 	case errors.Is(err, ErrTooLarge):
 		return &tooLargeError{what: "the request", err: err}
 	case returned, refused, errors.Is(err, ErrNotConnected), errors.Is(err, ErrBlocked), errors.Is(err, ErrInvalid), errors.Is(err, ErrClosed),
 		errors.Is(err, errNotDeclared):
 		return &a2a.NotSentError{Err: err}
-	case ctx.Err() != nil:
+	}
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err

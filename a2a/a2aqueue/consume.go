@@ -116,14 +116,16 @@ func (d *Delivery) DeadLetter(reason string) error {
 	}
 	log := c.log.With("queue", d.Queue, "message", d.MessageId, "reason", reason)
 	err := c.deadLetter(d, reason)
+	_, unknown := errors.AsType[*UnconfirmedError](err)
+	_, returned := errors.AsType[*ReturnedError](err)
 	how := rejected
-	switch _, returned := errors.AsType[*ReturnedError](err); {
+	switch {
 	case err == nil:
 		c.broker.metrics.deadLetters.WithLabelValues(c.sub.Name).Inc()
 		log.WarnContext(c.handling, "put a message among the dead letters")
 		how = acked
-	case errors.Is(err, errNoDeadLetters), returned, errors.Is(err, ErrNotFound), errors.Is(err, ErrAccess),
-		errors.Is(err, ErrTooLarge), errors.Is(err, ErrInvalid):
+	case !unknown && (errors.Is(err, errNoDeadLetters) || returned || errors.Is(err, ErrNotFound) || errors.Is(err, ErrAccess) ||
+		errors.Is(err, ErrTooLarge) || errors.Is(err, ErrInvalid)): // a refusal that an unknown one wraps isn't of this message
 		c.broker.metrics.deadLetters.WithLabelValues(c.sub.Name).Inc()
 		log.WarnContext(c.handling, "rejected a message", "err", err)
 	default:

@@ -25,6 +25,7 @@ var (
 	ToRPC          = toRPC
 	FromRPC        = fromRPC
 	EncodeError    = encodeError
+	Passing        = passing
 	DeclareInbox   = func(_ context.Context, ch *amqp.Channel, name string) error {
 		_, err := declareInbox(ch, name)
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"orchestrator/a2a"
 	"orchestrator/a2a/a2aqueue"
 	"orchestrator/internal/brokertest"
 )
@@ -326,6 +327,8 @@ func TestABrokerInTrouble(t *testing.T) {
 	t.Run("an alarm holds messages back within the bound", func(t *testing.T) { alarm(t, node) })
 	t.Run("a slow queue holds no other up", func(t *testing.T) { slowQueue(t, node) })
 	t.Run("a stuck channel gets another beside it", func(t *testing.T) { stuckChannel(t, node) })
+	t.Run("a refusal isn't that of what else is on the way", func(t *testing.T) { refusedBeside(t, node) })
+	t.Run("a broker that ends the connection leaves a message unknown", func(t *testing.T) { connectionEnded(t, node) })
 }
 
 func alarm(t *testing.T, node *brokertest.Broker) {
@@ -388,6 +391,80 @@ func slowQueue(t *testing.T, node *brokertest.Broker) {
 	cancel()
 	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](<-sent); !unknown {
 		t.Error("Publish() to the slow queue doesn't say that it is unknown")
+	}
+}
+
+// unconfirmed waits until the broker has n messages that it hasn't confirmed.
+func unconfirmed(t *testing.T, node *brokertest.Broker, n int) {
+	t.Helper()
+	await(t, fmt.Sprintf("%d messages aren't confirmed", n), func() bool {
+		return node.Eval(`lists:sum([N || C <- rabbit_channel:list_local(), {_, N} <- rabbit_channel:info(C, [messages_unconfirmed])])`) == fmt.Sprint(n)
+	})
+}
+
+// The broker closes the channel for one message. What became of the others on it is unknown, and whoever sent them mustn't
+// take the refusal for theirs: a request isn't sent again unasked, and a dead letter isn't thrown away.
+func refusedBeside(t *testing.T, node *brokertest.Broker) {
+	vhost := node.Vhost(t)
+	b := open(t, a2aqueue.BrokerConfig{URL: vhost, PublishTimeout: time.Hour, PublishChannels: 1})
+	slow, quick := declare(t, b, "slow", quorum), declare(t, b, "quick", nil)
+	publish(t, b, slow, "1")
+	in := subscribe(t, b, a2aqueue.Subscription{Queue: quick, DeadLetterExchange: "amq.direct", DeadLetterKey: slow})
+	if err := b.Do(bounded(t), func(_ context.Context, ch *amqp.Channel) error {
+		return ch.QueueBind(slow, slow, "amq.direct", false, nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, quick, "x")
+	d := in.next(t)
+	client := connect(t, vhost, a2aqueue.FactoryConfig{Broker: b}).Client(slow)
+	_, vhostName, _ := strings.Cut(strings.TrimPrefix(vhost, "amqp://"), "/")
+	node.Eval(`ok = ra:stop_server(quorum_queues, {'` + vhostName + `_slow', node()})`)
+
+	ctx := bounded(t)
+	published, asked, buried := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	go func() { published <- b.Publish(ctx, text(slow, "2")) }() // received below, like the others
+	go func() {
+		_, err := client.SendMessage(ctx, nil, message("a", "hi"))
+		asked <- err
+	}()
+	go func() { buried <- d.DeadLetter("bad") }()
+	unconfirmed(t, node, 3)
+	if err := b.Publish(ctx, a2aqueue.Publication{Exchange: "missing", Key: slow}); !errors.Is(err, a2aqueue.ErrNotFound) {
+		t.Errorf("Publish() to a missing exchange = %v, want ErrNotFound", err)
+	}
+	err := <-published
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !errors.Is(err, a2aqueue.ErrNotFound) {
+		t.Errorf("Publish() beside it = %v, want an UnconfirmedError for the refusal", err)
+	}
+	err = <-asked
+	_, notSent := errors.AsType[*a2a.NotSentError](err)
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || notSent {
+		t.Errorf("SendMessage() beside it = %v (%T), want an UnconfirmedError", err, err)
+	}
+	if err := <-buried; err != nil {
+		t.Errorf("DeadLetter() beside it = %v", err)
+	}
+	if again := in.next(t); string(again.Body) != "x" || !again.Redelivered {
+		t.Errorf("delivered %q, want x again", again.Body)
+	} else if err := again.Ack(); err != nil {
+		t.Error(err)
+	}
+}
+
+func connectionEnded(t *testing.T, node *brokertest.Broker) {
+	b := open(t, a2aqueue.BrokerConfig{URL: node.URL(), PublishTimeout: time.Hour, PublishChannels: 1})
+	q := declare(t, b, "ended", quorum)
+	publish(t, b, q, "1")
+	node.Eval(`ok = ra:stop_server(quorum_queues, {'%2F_ended', node()})`)
+	sent := make(chan error, 1)
+	go func() { sent <- b.Publish(bounded(t), text(q, "2")) }() // received below
+	unconfirmed(t, node, 1)
+	node.CloseConnections()
+	err := <-sent
+	_, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err)
+	if refused, ok := errors.AsType[*a2aqueue.RefusedError](err); !unknown || !ok || refused.Code != 320 {
+		t.Errorf("Publish() = %v, want an UnconfirmedError with what the broker says", err)
 	}
 }
 

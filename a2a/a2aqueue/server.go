@@ -265,6 +265,9 @@ func (s *Server) publish(ctx context.Context, to string, a answer, patience time
 
 // passing reports whether an error of publishing may be gone the next time.
 func passing(err error) bool {
+	if _, unknown := errors.AsType[*UnconfirmedError](err); unknown { // a refusal that it wraps isn't of this message
+		return true
+	}
 	_, returned := errors.AsType[*ReturnedError](err)
 	_, refused := errors.AsType[*RefusedError](err)
 	return !returned && !refused && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrClosed)

@@ -618,3 +618,21 @@ func TestARequestThatAnotherProcessTakesUpIsAnotherStream(t *testing.T) {
 		t.Errorf("%d executions were started", started.Load())
 	}
 }
+
+func TestAnAnswerThatMayNotHaveArrivedIsSentAgain(t *testing.T) {
+	refusal := &a2aqueue.RefusedError{Reason: a2aqueue.ErrNotFound, Code: 404}
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{refusal, false},
+		{a2aqueue.ErrClosed, false},
+		{a2aqueue.ErrNotConnected, true},
+		{&a2aqueue.UnconfirmedError{Err: refusal}, true}, // which is another message's
+		{&a2aqueue.UnconfirmedError{Err: a2aqueue.ErrClosed}, true},
+	} {
+		if got := a2aqueue.Passing(tt.err); got != tt.want {
+			t.Errorf("after %v an answer is sent again: %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
