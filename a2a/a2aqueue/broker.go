@@ -275,7 +275,7 @@ func (b *Broker) Close(ctx context.Context) error {
 	err = errors.Join(err, b.idle(ctx, &b.calls))
 	for _, l := range []*link{b.publish, b.consume} {
 		if s := l.status(); s.up != nil && ctx.Err() != nil {
-			s.up.cut()
+			s.up.cut(ErrClosed)
 		}
 		l.update(func() { l.ended = true })
 	}

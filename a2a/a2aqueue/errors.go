@@ -73,11 +73,12 @@ func refused(doing string, err error) error {
 	return r
 }
 
-// closedBy is why a channel or a connection was closed, as its notification says. Without one we closed it.
+// closedBy is why a channel or a connection was closed, as its notification says. There is none when it ended before we could
+// ask for one.
 func closedBy(e *amqp.Error, ok bool, doing string) error {
 	switch {
 	case !ok:
-		return errors.New("the connection was closed")
+		return fmt.Errorf("%s: it ended as soon as it was open, and the library doesn't say why", doing)
 	case e.Server:
 		return refused(doing, e)
 	}

@@ -2,6 +2,7 @@ package a2aqueue_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/url"
 	"sync"
@@ -57,6 +58,8 @@ func (s *stuckDialer) dial(ctx context.Context, network, addr string) (net.Conn,
 	return &stuckConn{Conn: conn, dialer: s, closed: make(chan struct{}), late: make(chan struct{})}, nil
 }
 
+var errWriteTimeout = errors.New("write timeout")
+
 type stuckConn struct {
 	net.Conn
 	dialer *stuckDialer
@@ -96,7 +99,7 @@ func (c *stuckConn) Write(p []byte) (int, error) {
 	case <-c.closed:
 		return 0, net.ErrClosed
 	case <-late:
-		return 0, context.DeadlineExceeded
+		return 0, errWriteTimeout
 	}
 }
 
@@ -108,4 +111,18 @@ func (c *stuckConn) Close() error {
 	}
 	c.mu.Unlock()
 	return c.Conn.Close()
+}
+
+// deafConn is a connection whose reads don't end with it, but when end is closed.
+type deafConn struct {
+	net.Conn
+	end <-chan struct{}
+}
+
+func (c *deafConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		<-c.end
+	}
+	return n, err
 }

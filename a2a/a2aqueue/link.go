@@ -43,13 +43,46 @@ type conn struct {
 	amqp *amqp.Connection
 	raw  net.Conn
 
-	done chan struct{} // closed when it is lost, after err was set
-	err  error
+	cutting context.Context // ended by cut
+	cancel  context.CancelCauseFunc
+
+	done chan struct{} // closed when it is lost, after err was set; the library may not have closed its channels by then
+	err  error         // never nil
 }
 
-// cut ends the connection at once, whatever is being written to it.
-func (c *conn) cut() {
+func newConn(c *amqp.Connection, raw net.Conn) *conn {
+	cutting, cancel := context.WithCancelCause(context.Background())
+	return &conn{amqp: c, raw: raw, cutting: cutting, cancel: cancel, done: make(chan struct{})}
+}
+
+// cut ends the connection at once, whatever is being written to it. What follows from that isn't why it is lost; this is,
+// unless it was lost before.
+func (c *conn) cut(why error) {
+	if !c.amqp.IsClosed() { // which it is before the library tells why
+		c.cancel(why)
+	}
 	_ = c.raw.Close() // closing is all that is wanted
+}
+
+// over reports whether the connection is lost, or about to be: done is closed soon.
+func (c *conn) over() bool { return c.amqp.IsClosed() || c.cutting.Err() != nil }
+
+// lost is why the connection is lost, as the library's notification says if it was not cut before.
+func (c *conn) lost(e *amqp.Error, ok bool, doing string) error {
+	if c.cutting.Err() != nil {
+		return context.Cause(c.cutting)
+	}
+	return closedBy(e, ok, doing)
+}
+
+// closedBy is why a channel was closed, as its notification says: what the broker says, or why the connection was lost, for
+// which it waits.
+func (c *conn) closedBy(e *amqp.Error, ok bool, doing string) error {
+	if (!ok || !e.Server) && c.over() {
+		<-c.done
+		return c.err
+	}
+	return closedBy(e, ok, doing)
 }
 
 func newLink(use string, cfg *BrokerConfig, addr brokerAddress, m *metrics, serve func(*conn)) *link {
@@ -171,7 +204,7 @@ func (l *link) dial(ctx context.Context) (*conn, error) {
 	if !stop() { // the bound was over, and the connection is closed
 		return fail(context.Cause(ctx))
 	}
-	return &conn{amqp: c, raw: raw, done: make(chan struct{})}, nil
+	return newConn(c, raw), nil
 }
 
 // hold lets others use a connection until it is lost or ctx ends, and returns why it was lost.
@@ -186,15 +219,22 @@ func (l *link) hold(ctx context.Context, c *conn) error {
 	if l.serve != nil {
 		wg.Go(func() { l.serve(c) })
 	}
+	ending := ctx.Done()
 	for c.err == nil {
 		select {
-		case <-ctx.Done():
-			stop := time.AfterFunc(closeGrace, c.cut)
+		case <-ending:
+			if c.over() {
+				ending = nil // why is said below
+				continue
+			}
+			stop := time.AfterFunc(closeGrace, func() { c.cut(ErrClosed) })
 			err := c.amqp.Close()
 			stop.Stop()
 			c.err = errors.Join(ErrClosed, err)
+		case <-c.cutting.Done(): // the library may take its time
+			c.err = context.Cause(c.cutting)
 		case e, ok := <-closes:
-			c.err = closedBy(e, ok, "use "+l.addr.shown)
+			c.err = c.lost(e, ok, "use "+l.addr.shown)
 		case b, ok := <-blocks:
 			if !ok {
 				blocks = nil
@@ -203,7 +243,7 @@ func (l *link) hold(ctx context.Context, c *conn) error {
 			l.block(ctx, b)
 		}
 	}
-	c.cut()
+	c.cut(c.err)
 	l.metrics.connected.WithLabelValues(l.use).Set(0)
 	if l.status().blocked != "" {
 		l.metrics.block(false)

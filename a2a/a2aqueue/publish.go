@@ -43,7 +43,8 @@ func (e *ReturnedError) Error() string {
 	return fmt.Sprintf("no queue takes messages of exchange %q with key %q (the broker says %d %s)", e.Exchange, e.Key, e.Code, e.Text)
 }
 
-// UnconfirmedError says that the message may have reached the broker, or not: it left, and no confirmation came.
+// UnconfirmedError says that the message may have reached the broker, or not: it left, and no confirmation came. Err is why:
+// what ended the wait, or the connection, or the channel, even if that was another message.
 type UnconfirmedError struct{ Err error }
 
 func (e *UnconfirmedError) Error() string {
@@ -90,7 +91,7 @@ func (b *Broker) publishOne(ctx context.Context, p Publication) error {
 	}
 }
 
-// errNotWritten is the error of a message whose channel was closed before any of it was written.
+// errNotWritten is the error of a message whose channel was closed before all of it was written: the broker takes no part of one.
 var errNotWritten = errors.New("the channel was closed before")
 
 // check refuses what the library would write half of, or the broker would close a channel or the connection for.
@@ -213,7 +214,7 @@ func (b *Broker) servePublishing(c *conn) {
 			if !opened { // such as when the broker allows no more
 				pause = time.Second
 			}
-			if !c.amqp.IsClosed() {
+			if !c.over() {
 				b.cfg.Logger.WarnContext(b.ctx, "a channel to publish was closed", "err", err)
 			}
 			select {
@@ -290,14 +291,16 @@ func (p *pubChannel) run() error {
 		select {
 		case s := <-sends:
 			p.send(s)
-			if s.err != nil && !p.ch.IsClosed() { // what was written of it is unknown, and the next would follow it
-				p.conn.cut()
-				return fmt.Errorf("publish: %w", s.err)
+			if s.err != nil {
+				p.sends = nil // the channel ends
+			}
+			if s.err != nil && !errors.Is(s.err, errNotWritten) { // what was written of it is unknown, and the next would follow it
+				p.conn.cut(fmt.Errorf("write to the broker: %w", s.err))
 			}
 		case <-p.freed:
 		case <-tick.C:
 		case e, ok := <-p.closes:
-			return closedBy(e, ok, "publish")
+			return p.conn.closedBy(e, ok, "publish")
 		case <-p.conn.done:
 			return p.conn.err
 		}
@@ -332,7 +335,7 @@ func (p *pubChannel) busy() (full, stuck bool) {
 
 func (p *pubChannel) send(s *sending) {
 	s.channel = p
-	if p.ch.IsClosed() {
+	if p.ch.IsClosed() || p.conn.over() {
 		s.err = errNotWritten
 		close(s.sent)
 		return
@@ -347,7 +350,10 @@ func (p *pubChannel) send(s *sending) {
 	p.pending[s.seq] = s
 	p.mu.Unlock()
 	s.confirmation, s.err = p.ch.PublishWithDeferredConfirm(s.Exchange, s.Key, !s.Optional, false, s.Publishing)
-	if s.err == nil {
+	switch {
+	case errors.Is(s.err, amqp.ErrClosed): // what it says of the first part that it doesn't write; nor will it write another
+		s.err = errNotWritten
+	case s.err == nil:
 		p.waiting = append(p.waiting, unconfirmed{s.confirmation, time.Now()})
 	}
 	close(s.sent)
@@ -412,7 +418,7 @@ func (s *sending) await(ctx context.Context) error {
 	case errors.Is(s.err, errNotWritten):
 		return s.err
 	case s.err != nil:
-		return &UnconfirmedError{s.err}
+		return s.unknown(ctx)
 	}
 	select {
 	case <-s.confirmation.Done():
@@ -423,23 +429,26 @@ func (s *sending) await(ctx context.Context) error {
 	case p.freed <- struct{}{}:
 	default:
 	}
-	if s.confirmation.Acked() {
+	switch {
+	case s.confirmation.Acked():
 		return s.fate()
-	}
-	select {
-	case <-s.confirmation.Done():
-		if !p.ch.IsClosed() {
-			return ErrNacked
-		}
-	default:
+	case isClosed(s.confirmation.Done()) && !p.ch.IsClosed():
+		return ErrNacked
 	}
 	// The library counts what is on the way as refused when a channel ends: it isn't.
-	if p.ch.IsClosed() {
-		select {
-		case <-p.lost:
-			return s.lost()
-		case <-ctx.Done():
-		}
+	return s.unknown(ctx)
+}
+
+// unknown is the error of a message that was not confirmed, for which its channel has ended or ends, or ctx has. Which of
+// the library's notifications comes first isn't certain, nor whether it has closed the channel when the first does: only
+// lost says that the channel has ended, and why.
+func (s *sending) unknown(ctx context.Context) error {
+	select {
+	case <-s.channel.lost:
+	case <-ctx.Done():
+	}
+	if isClosed(s.channel.lost) {
+		return s.lost()
 	}
 	return &UnconfirmedError{context.Cause(ctx)}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -273,6 +274,60 @@ func TestAPublishStuckInTheSocketIsCutOff(t *testing.T) {
 	}
 }
 
+// A write fails, and the library notices nothing until it reads again. What was on the way before it isn't confirmed for the
+// same reason as what was being written.
+func TestAFailedWriteIsWhyNothingOnTheConnectionIsConfirmed(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	q := declare(t, direct, "q", nil)
+	stuck, noticed := &stuckDialer{}, make(chan struct{})
+	b := open(t, a2aqueue.BrokerConfig{
+		URL: proxy.URL(vhost), PublishTimeout: time.Hour, WriteTimeout: 300 * time.Millisecond, PublishChannels: 1, Heartbeat: 5 * time.Minute,
+		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := stuck.dial(ctx, network, addr)
+			return &deafConn{conn, noticed}, err
+		},
+	})
+	t.Cleanup(sync.OnceFunc(func() { close(noticed) }))
+	warm(t, b)
+	proxy.Drop(brokertest.ToClient)
+	first := make(chan error, 1)
+	go func() { first <- b.Publish(bounded(t), text(q, "1")) }() // received below
+	await(t, "the first message arrives", func() bool { return length(t, direct, q) == 1 })
+	stuck.close()
+	for what, err := range map[string]error{"that is stuck": b.Publish(bounded(t), text(q, "2")), "before it": <-first} {
+		if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !errors.Is(err, errWriteTimeout) {
+			t.Errorf("Publish() of the message %s = %v, want an UnconfirmedError for the bound of a write", what, err)
+		}
+	}
+	stuck.open()
+	proxy.Heal()
+}
+
+func TestACloseThatDoesntWaitIsWhyNothingIsConfirmed(t *testing.T) {
+	vhost := brokertest.Vhost(t)
+	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
+	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
+	q := declare(t, direct, "q", nil)
+	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: time.Hour})
+	warm(t, b)
+	proxy.Drop(brokertest.ToClient)
+	sent := make(chan error, 1)
+	go func() { sent <- b.Publish(bounded(t), text(q, "x")) }() // received below
+	await(t, "the message arrives", func() bool { return length(t, direct, q) == 1 })
+	gaveUp := errors.New("no time to wait")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gaveUp)
+	if err := b.Close(ctx); !errors.Is(err, gaveUp) {
+		t.Errorf("Close() = %v, want %v", err, gaveUp)
+	}
+	err := <-sent
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !errors.Is(err, a2aqueue.ErrClosed) {
+		t.Errorf("Publish() = %v, want an UnconfirmedError for ErrClosed", err)
+	}
+}
+
 func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
 	vhost := brokertest.Vhost(t)
 	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
@@ -290,7 +345,7 @@ func TestAHalfOpenConnectionIsGivenUp(t *testing.T) {
 	proxy.Drop(brokertest.ToServer)
 	proxy.Heal() // for new ones
 	err := b.Publish(bounded(t), text(q, "2"))
-	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown {
+	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !strings.Contains(err.Error(), "i/o timeout") {
 		t.Errorf("Publish() = %v, want an UnconfirmedError since nothing came", err)
 	}
 	if err := b.Publish(bounded(t), text(q, "3")); err != nil {
