@@ -198,12 +198,12 @@ func (b *Broker) Do(ctx context.Context, f func(ctx context.Context, ch *amqp.Ch
 	}
 	ch, err := c.amqp.Channel()
 	if err != nil {
-		return refused("open a channel", err)
+		return c.refused("open a channel", err)
 	}
 	defer ch.Close()
 	if err := f(ctx, ch); err != nil {
-		if _, ok := errors.AsType[*amqp.Error](err); ok {
-			return refused("declare", err)
+		if _, ok := errors.AsType[*amqp.Error](err); ok || errors.Is(err, net.ErrClosed) {
+			return c.refused("declare", err)
 		}
 		return err
 	}

@@ -57,8 +57,8 @@ type Subscription struct {
 	// BrokerConfig.DrainTimeout at most, and Handle must return when it ends. What is not settled when the channel is lost is
 	// delivered again. A panic is logged and the message put among the dead letters.
 	Handle func(ctx context.Context, d *Delivery)
-	// Up, if set, is called each time the queue is being consumed, with its name; Down when it no longer is. They are called
-	// in turns by one goroutine and must not block.
+	// Up, if set, is called each time the queue is being consumed, with its name; Down when it no longer is, with why, or nil when
+	// the Consume ends. They are called in turns by one goroutine and must not block.
 	Up   func(queue string)
 	Down func(err error)
 }
@@ -286,6 +286,7 @@ const (
 
 // consumption is a consumer on one channel. The goroutine of Consume owns the channel; others leave with it what they settle.
 type consumption struct {
+	link *conn
 	ch   *amqp.Channel
 	wake chan struct{} // holds one when something was settled
 
@@ -367,20 +368,20 @@ func (s *consumption) write() {
 func (c *consumer) consume(ctx context.Context, link *conn) (up time.Duration, err error) {
 	ch, err := link.amqp.Channel()
 	if err != nil {
-		return 0, refused("open a channel", err)
+		return 0, link.refused("open a channel", err)
 	}
 	defer ch.Close()
 	closes := ch.NotifyClose(make(chan *amqp.Error, 1))
 	cancels := ch.NotifyCancel(make(chan string, 1))
 	if err := ch.Qos(c.sub.Prefetch, 0, false); err != nil {
-		return 0, refused("set the prefetch", err)
+		return 0, link.refused("set the prefetch", err)
 	}
 	queue := c.sub.Queue
 	if c.sub.Declare != nil {
 		name, err := c.sub.Declare(ctx, ch)
 		if err != nil {
 			if ch.IsClosed() { // the broker refused it, or the connection was lost
-				return 0, refused("declare what "+c.sub.Name+" needs", err)
+				return 0, link.refused("declare what "+c.sub.Name+" needs", err)
 			}
 			return 0, fmt.Errorf("%w what %s needs: %w", errDeclare, c.sub.Name, err)
 		}
@@ -389,11 +390,11 @@ func (c *consumer) consume(ctx context.Context, link *conn) (up time.Duration, e
 	tag := cmp.Or(c.sub.Consumer, consumerTag(c.broker.cfg.Name))
 	in, err := ch.Consume(queue, tag, c.sub.NoAck, c.sub.Exclusive, false, false, c.sub.Args)
 	if err != nil {
-		return 0, refused("consume "+queue, err)
+		return 0, link.refused("consume "+queue, err)
 	}
 	c.log.InfoContext(ctx, "consuming", "queue", queue)
 	began := time.Now()
-	s := &consumption{ch: ch, wake: make(chan struct{}, 1), open: map[uint64]bool{}}
+	s := &consumption{link: link, ch: ch, wake: make(chan struct{}, 1), open: map[uint64]bool{}}
 	defer func() {
 		s.end()
 		if c.sub.Down != nil {
@@ -421,7 +422,7 @@ func (c *consumer) serve(
 		case <-ctx.Done():
 			// The rest goes back to the queue. The answer to this comes also while more is being delivered.
 			if err := s.ch.Cancel(tag, false); err != nil {
-				return fmt.Errorf("end the consumer: %w", err)
+				return s.link.refused("end the consumer", err)
 			}
 			c.drain(s)
 			return nil
@@ -458,7 +459,7 @@ func (c *consumer) serve(
 			s.write()
 			return fmt.Errorf("the broker cancelled the consumer: queue %s is gone", queue)
 		case e, ok := <-closes:
-			return closedBy(e, ok, "consume "+queue)
+			return s.link.closedBy(e, ok, "consume "+queue)
 		}
 	}
 }

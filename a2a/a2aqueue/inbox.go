@@ -105,14 +105,14 @@ func (in *inbox) opened(queue string) {
 	in.queue = queue
 }
 
-// lost ends every exchange: what was to come to the queue that is gone doesn't come any more.
+// lost ends every exchange: what was to come to the queue that is gone doesn't come any more. Nil says that we gave it up.
 func (in *inbox) lost(err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.closed || errors.Is(err, ErrClosed) {
+	if in.closed || err == nil || errors.Is(err, ErrClosed) {
 		err = ErrClosed
 	} else {
-		err = fmt.Errorf("%w: %w", ErrLost, orUnknown(err))
+		err = fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	if in.queue != "" {
 		in.queue, in.up = "", make(chan struct{})
@@ -121,13 +121,6 @@ func (in *inbox) lost(err error) {
 		delete(in.waiting, id)
 		x.fail(err)
 	}
-}
-
-func orUnknown(err error) error {
-	if err == nil {
-		return errors.New("the broker doesn't say why")
-	}
-	return err
 }
 
 // open begins an exchange, whose answer comes to the queue it returns. It waits for the queue as long as the broker may

@@ -85,6 +85,17 @@ func (c *conn) closedBy(e *amqp.Error, ok bool, doing string) error {
 	return closedBy(e, ok, doing)
 }
 
+// refused is the error of something asked of the broker: what the broker says, why the connection was lost if that is all that
+// err says, or err.
+func (c *conn) refused(doing string, err error) error {
+	e, ok := errors.AsType[*amqp.Error](err)
+	if (ok && !e.Server || errors.Is(err, net.ErrClosed)) && c.over() {
+		<-c.done
+		return fmt.Errorf("%s: %w", doing, c.err)
+	}
+	return refused(doing, err)
+}
+
 func newLink(use string, cfg *BrokerConfig, addr brokerAddress, m *metrics, serve func(*conn)) *link {
 	return &link{
 		use: use, cfg: cfg, addr: addr, metrics: m, serve: serve,

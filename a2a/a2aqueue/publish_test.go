@@ -305,16 +305,30 @@ func TestAFailedWriteIsWhyNothingOnTheConnectionIsConfirmed(t *testing.T) {
 	proxy.Heal()
 }
 
-func TestACloseThatDoesntWaitIsWhyNothingIsConfirmed(t *testing.T) {
+func TestACloseThatDoesntWaitIsWhyEverythingEnds(t *testing.T) {
 	vhost := brokertest.Vhost(t)
 	proxy := brokertest.NewProxy(t, hostOf(t, vhost))
 	direct := open(t, a2aqueue.BrokerConfig{URL: vhost})
-	q := declare(t, direct, "q", nil)
+	q, empty := declare(t, direct, "q", nil), declare(t, direct, "empty", nil)
 	b := open(t, a2aqueue.BrokerConfig{URL: proxy.URL(vhost), PublishTimeout: time.Hour})
 	warm(t, b)
+	sent, done, consumed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	up, down := make(chan string, 1), make(chan error, 1)
+	go func() { // received below, like the others
+		consumed <- b.Consume(context.Background(), a2aqueue.Subscription{
+			Queue: empty, Handle: func(context.Context, *a2aqueue.Delivery) {},
+			Up: func(queue string) { up <- queue }, Down: func(err error) { down <- err },
+		})
+	}()
+	<-up
 	proxy.Drop(brokertest.ToClient)
-	sent := make(chan error, 1)
-	go func() { sent <- b.Publish(bounded(t), text(q, "x")) }() // received below
+	go func() { sent <- b.Publish(bounded(t), text(q, "x")) }()
+	go func() {
+		done <- b.Do(bounded(t), func(_ context.Context, ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare("new", false, false, false, false, nil)
+			return err
+		})
+	}()
 	await(t, "the message arrives", func() bool { return length(t, direct, q) == 1 })
 	gaveUp := errors.New("no time to wait")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -325,6 +339,15 @@ func TestACloseThatDoesntWaitIsWhyNothingIsConfirmed(t *testing.T) {
 	err := <-sent
 	if _, unknown := errors.AsType[*a2aqueue.UnconfirmedError](err); !unknown || !errors.Is(err, a2aqueue.ErrClosed) {
 		t.Errorf("Publish() = %v, want an UnconfirmedError for ErrClosed", err)
+	}
+	if err := <-done; !errors.Is(err, a2aqueue.ErrClosed) {
+		t.Errorf("Do() = %v, want ErrClosed", err)
+	}
+	if err := <-down; !errors.Is(err, a2aqueue.ErrClosed) {
+		t.Errorf("the consumer was told %v, want ErrClosed", err)
+	}
+	if err := <-consumed; !errors.Is(err, a2aqueue.ErrClosed) {
+		t.Errorf("Consume() = %v, want ErrClosed", err)
 	}
 }
 

@@ -264,6 +264,25 @@ func TestClosingTheFactoryEndsItsExchanges(t *testing.T) {
 	}
 }
 
+func TestClosingTheBrokerEndsExchangesAsClosingTheFactoryDoes(t *testing.T) {
+	url := brokertest.Vhost(t)
+	agent := answerByHand(t, url)
+	b := open(t, a2aqueue.BrokerConfig{URL: url})
+	f := connect(t, url, a2aqueue.FactoryConfig{Broker: b})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		agent.next()
+		if err := b.Close(bounded(t)); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	})
+	_, err := collect(f.Client(agentQueue).SendStreamingMessage(bounded(t), nil, message("a", "hi")))
+	if !errors.Is(err, a2aqueue.ErrClosed) {
+		t.Errorf("the stream ends with %v", err)
+	}
+}
+
 func TestALostConnectionEndsExchangesWhoseAnswersWereToComeByIt(t *testing.T) {
 	url := brokertest.Vhost(t)
 	agent := answerByHand(t, url)
