@@ -474,3 +474,12 @@ func (s *sending) lost() error {
 	}
 	return &UnconfirmedError{s.channel.err}
 }
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
