@@ -113,6 +113,38 @@ func TestASnapshotIsOfOneMomentAndMissesNothing(t *testing.T) {
 	}
 }
 
+func TestWhatIsAboutToBeFoldedBackIsWork(t *testing.T) {
+	store := session.NewMemory()
+	h := hooks(&runner{})
+	folding, goOn := make(chan struct{}), make(chan struct{})
+	fold := h.Fold
+	h.Fold = func(ctx context.Context, id session.ID, items []session.Record) (session.Folded, error) {
+		close(folding)
+		<-goOn
+		return fold(ctx, id, items)
+	}
+	m, stop := start(t, store, h)
+	defer stop()
+	id := open(t, m)
+	turn := submit(t, m, id, "one")
+	if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	putItem(t, store, id, turn, "item")
+	<-folding // no turn runs, none is queued, and no call is open
+	s, err := m.Snapshot(t.Context(), id)
+	close(goOn)
+	if err != nil || s.State != "running" || s.ActiveTurn != nil {
+		t.Errorf("while a result waits for its turn the session is %q, %v, want running without a turn", s.State, err)
+	}
+	if err := m.WaitQuiescent(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := m.Snapshot(t.Context(), id); err != nil || s.State != "idle" {
+		t.Errorf("after the turn the session is %q, %v, want idle", s.State, err)
+	}
+}
+
 func TestWaitTurnReturnsTheTurnAtItsEndOrWhenTheTimeIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})

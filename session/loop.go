@@ -439,11 +439,17 @@ func (l *rootLoop) tellState(ctx context.Context) (SessionState, error) {
 // state is what session.state says of a tree now.
 func (m *Manager) state(ctx context.Context, root ID) (SessionState, error) {
 	s := SessionState{State: "idle", Background: []ID{}, PendingCalls: []CallID{}}
-	turns, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1, NoBody: true})
+	work, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1, NoBody: true})
 	if err != nil {
 		return s, err
 	}
-	if len(turns) > 0 {
+	if len(work) == 0 { // what has come home and isn't worked in yet is work: its turn is about to start
+		work, err = m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindItem, Owner: root, States: []State{StateReady}, Limit: 1, NoBody: true})
+		if err != nil {
+			return s, err
+		}
+	}
+	if len(work) > 0 {
 		s.State = "running"
 	}
 	children, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindChild, States: []State{StateQueued, StateRunning, StateSuspended}, NoBody: true})

@@ -188,50 +188,41 @@ func (f *servedTurn) over(ctx context.Context, tell func(text string)) ([]wanted
 	if f.noWait {
 		return f.wanted(ctx, wantedCalls)
 	}
-	if err := f.quiet(ctx); err != nil {
-		return nil, err
-	}
-	open, err := f.wanted(ctx, tracker.FollowStates)
-	if err != nil || len(open) == 0 || f.late <= 0 {
-		return open, err
-	}
-	peers := make([]string, len(open))
-	for i, call := range open {
-		peers[i] = call.peer
-	}
-	tell(waitingLate(f.late, peers))
-	for deadline := time.Now().Add(f.late); len(open) > 0 && time.Now().Before(deadline); {
-		if err := rest(ctx, min(time.Second, time.Until(deadline))); err != nil {
-			return nil, err
-		}
-		if open, err = f.wanted(ctx, tracker.FollowStates); err != nil {
-			return nil, err
-		}
-	}
-	if err := f.quiet(ctx); err != nil { // what came in the last moment is worked in
-		return nil, err
-	}
-	return f.wanted(ctx, tracker.FollowStates)
+	return comeHome(ctx, f, f.late, tell)
 }
 
-// quiet waits until nothing of what is waited for is at work.
-func (f *servedTurn) quiet(ctx context.Context) error {
+func (f *servedTurn) settle(ctx context.Context) error {
 	for {
-		quiet, err := again(ctx, func() (bool, error) {
-			if f.all {
-				snap, err := f.server.Session(ctx, f.id)
-				return idle(snap), err
-			}
-			turn, err := f.server.Turn(ctx, sessionclient.TurnRequest{Session: f.id, Turn: f.asked(), Wait: 20 * time.Second, Until: session.UntilQuiescent})
-			return turn.Quiescent, err
-		})
-		if err != nil || quiet {
+		settled, err := f.look(ctx, 20*time.Second)
+		if err != nil || settled {
 			return err
 		}
 		if err := rest(ctx, serverPause); err != nil {
 			return err
 		}
 	}
+}
+
+func (f *servedTurn) settled(ctx context.Context) (bool, error) { return f.look(ctx, 0) }
+
+// look asks the server whether nothing is at work; it may wait for the turn's work to end.
+func (f *servedTurn) look(ctx context.Context, wait time.Duration) (bool, error) {
+	return again(ctx, func() (bool, error) {
+		if f.all {
+			snap, err := f.server.Session(ctx, f.id)
+			return idle(snap), err
+		}
+		turn, err := f.server.Turn(ctx, sessionclient.TurnRequest{Session: f.id, Turn: f.asked(), Wait: wait, Until: session.UntilQuiescent})
+		return turn.Quiescent, err
+	})
+}
+
+func (f *servedTurn) detached(ctx context.Context) ([]wantedCall, error) {
+	return f.wanted(ctx, tracker.FollowStates)
+}
+
+func (f *servedTurn) changed(ctx context.Context, until time.Time) error {
+	return rest(ctx, min(serverPause, time.Until(until)))
 }
 
 // serverPause is how long to rest before a server is asked again for something that no event tells.

@@ -119,7 +119,7 @@ type servedSession struct {
 
 func (f *servedSession) wait(ctx context.Context, _ func(string)) ([]wantedCall, error) {
 	if f.untilIdle {
-		return nil, f.quiet(ctx)
+		return nil, f.settle(ctx)
 	}
 	<-ctx.Done()
 	return nil, context.Cause(ctx)

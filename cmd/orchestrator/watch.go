@@ -192,44 +192,83 @@ func (f *localTurn) head(ctx context.Context) (uint64, error) {
 func (f *localTurn) full() <-chan error { return f.app.Full() }
 
 func (f *localTurn) wait(ctx context.Context, tell func(text string)) ([]wantedCall, error) {
-	wanted, err := f.over(ctx, tell)
-	if err == nil && !f.noWait {
-		err = f.told(ctx)
-	}
-	open := make([]wantedCall, len(wanted))
-	for i, p := range wanted {
-		open[i] = wantedCall{id: p.ID, peer: p.Peer, asker: p.AskerName, sentAt: p.SentAt}
-	}
-	return open, err
-}
-
-// over blocks until what is waited for is over.
-func (f *localTurn) over(ctx context.Context, tell func(text string)) ([]tracker.PendingA2ATask, error) {
 	if f.noWait {
 		if err := f.waitTurn(ctx); err != nil {
 			return nil, err
 		}
 		return f.wanted(ctx, wantedCalls)
 	}
-	if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.origin); err != nil {
-		return nil, err
+	open, err := comeHome(ctx, f, f.late, tell)
+	if err == nil {
+		err = f.told(ctx)
 	}
-	open, err := f.wanted(ctx, tracker.FollowStates)
-	if err != nil || len(open) == 0 || f.late <= 0 {
-		return open, err
-	}
-	peers := make([]string, len(open))
-	for i, p := range open {
-		peers[i] = p.Peer
-	}
-	tell(waitingLate(f.late, peers))
-	return f.waitLate(ctx)
+	return open, err
 }
 
-// waitingLate says that only answers are waited for that were given up on.
-func waitingLate(late time.Duration, peers []string) string {
-	return fmt.Sprintf("all else is done; waiting up to %s for the late answer of %s", formatLeft(late), list(peers))
+func (f *localTurn) settle(ctx context.Context) error {
+	return f.app.Manager.WaitQuiescent(ctx, f.root, f.origin)
 }
+
+func (f *localTurn) settled(ctx context.Context) (bool, error) {
+	return f.app.Manager.Quiescent(ctx, f.root, f.origin)
+}
+
+func (f *localTurn) detached(ctx context.Context) ([]wantedCall, error) {
+	return f.wanted(ctx, tracker.FollowStates)
+}
+
+func (f *localTurn) changed(ctx context.Context, until time.Time) error {
+	return rest(ctx, min(localPause, time.Until(until)))
+}
+
+// homeward is work whose results come home to a session.
+type homeward interface {
+	// settle blocks until nothing of it is at work.
+	settle(ctx context.Context) error
+	// settled reports whether nothing of it is at work now: no turn, no subagent, no answer that is not worked in.
+	settled(ctx context.Context) (bool, error)
+	// detached returns the calls whose reply is still wanted though nothing waits for it.
+	detached(ctx context.Context) ([]wantedCall, error)
+	// changed blocks until there may be something new, at most until a time.
+	changed(ctx context.Context, until time.Time) error
+}
+
+// comeHome blocks until all work is over, and then up to late longer until the answers that nothing waits for any more have
+// come and are worked in. It returns the calls whose answer is still out.
+func comeHome(ctx context.Context, h homeward, late time.Duration, tell func(text string)) ([]wantedCall, error) {
+	var deadline time.Time
+	for {
+		if err := h.settle(ctx); err != nil {
+			return nil, err
+		}
+		open, err := h.detached(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(open) == 0 || late <= 0 || !deadline.IsZero() && !time.Now().Before(deadline) {
+			// An answer that came between the two looks is at work now, and what comes of it is still to be told.
+			settled, err := h.settled(ctx)
+			if err != nil || settled {
+				return open, err
+			}
+			continue
+		}
+		if deadline.IsZero() {
+			deadline = time.Now().Add(late)
+			peers := make([]string, len(open))
+			for i, call := range open {
+				peers[i] = call.peer
+			}
+			tell(fmt.Sprintf("all else is done; waiting up to %s for the late answer of %s", formatLeft(late), list(peers)))
+		}
+		if err := h.changed(ctx, deadline); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// localPause is how long to rest before the database is looked into again.
+const localPause = 100 * time.Millisecond
 
 // told waits until the log says what the session has come to, so that what is shown ends with it.
 func (f *localTurn) told(ctx context.Context) error {
@@ -263,31 +302,6 @@ func (f *localTurn) waitTurn(ctx context.Context) error {
 	})
 }
 
-// waitLate waits until the calls that nobody waits for are answered too, and the answers worked in.
-func (f *localTurn) waitLate(ctx context.Context) (open []tracker.PendingA2ATask, err error) {
-	bound, cancel := context.WithTimeout(ctx, f.late)
-	defer cancel()
-	err = f.until(bound, func() (bool, error) {
-		quiet, err := f.app.Manager.Quiescent(bound, f.root, f.origin)
-		if err != nil || !quiet {
-			return false, err
-		}
-		// Asked after it was quiet: a reply that came in between has made an item and a turn, which is seen next time.
-		open, err = f.wanted(bound, tracker.FollowStates)
-		if err != nil || len(open) > 0 {
-			return false, err
-		}
-		return f.app.Manager.Quiescent(bound, f.root, f.origin)
-	})
-	if err != nil && bound.Err() != nil && ctx.Err() == nil {
-		if err := f.app.Manager.WaitQuiescent(ctx, f.root, f.origin); err != nil { // what came in the last moment is worked in
-			return nil, err
-		}
-		return f.wanted(ctx, tracker.FollowStates)
-	}
-	return open, err
-}
-
 // until asks again whenever something was committed, and every second, until done says true.
 func (f *localTurn) until(ctx context.Context, done func() (bool, error)) error {
 	wake, stop := f.app.Manager.Store().Watch(f.root)
@@ -310,6 +324,11 @@ func (f *localTurn) until(ctx context.Context, done func() (bool, error)) error 
 }
 
 // wanted returns the turn's calls in the states.
-func (f *localTurn) wanted(ctx context.Context, states []session.State) ([]tracker.PendingA2ATask, error) {
-	return f.app.Calls.List(ctx, session.RecordQuery{Tree: f.root, Origin: f.origin, States: states})
+func (f *localTurn) wanted(ctx context.Context, states []session.State) ([]wantedCall, error) {
+	calls, err := f.app.Calls.List(ctx, session.RecordQuery{Tree: f.root, Origin: f.origin, States: states})
+	open := make([]wantedCall, len(calls))
+	for i, p := range calls {
+		open[i] = wantedCall{id: p.ID, peer: p.Peer, asker: p.AskerName, sentAt: p.SentAt}
+	}
+	return open, err
 }
