@@ -71,13 +71,14 @@ install() {
 
 # launch DIR: starts a node that ends with descriptor 9, which this opens, and exports where it is.
 launch() {
-	local dir=$1 port epmd dist node tries
+	local dir=$1 port epmd dist node holder tries
 	RABBITMQ_SERVER=$(server) || die "rabbitmq-server isn't executable"
 	export RABBITMQ_SERVER
 	for tries in 1 2 3; do
 		port=$((20000 + RANDOM % 4000)) epmd=$((24000 + RANDOM % 4000)) dist=$((28000 + RANDOM % 4000))
 		rm -rf "$dir" && mkdir -p "$dir" && mkfifo "$dir/hold" || die "can't write to $dir"
 		setsid internal/brokertest/node.sh "$dir" "$port" "$epmd" "$dist" remove <"$dir/hold" >"$dir/group" &
+		holder=$!
 		exec 9>"$dir/hold"
 		node=node$port@localhost
 		for _ in {1..300}; do
@@ -87,12 +88,13 @@ launch() {
 				say "started a RabbitMQ on port $port"
 				return 0
 			fi
-			[ -s "$dir/group" ] && ! kill -0 -- "-$(<"$dir/group")" 2>/dev/null && break
+			[ -s "$dir/group" ] && ! kill -0 "$(<"$dir/group")" 2>/dev/null && break # its epmd may live on
 			sleep 0.2
 		done
 		say "the RabbitMQ doesn't start (try $tries of 3):"
 		tail -n 20 "$dir/log.txt" >&2
 		exec 9>&-
+		wait "$holder" # it removes $dir
 	done
 	exit 1
 }
@@ -138,9 +140,9 @@ exports() {
 case "${1:-}" in
 run)
 	shift
-	dir=$(mktemp -d "${TMPDIR:-/tmp}/orchestrator-services-XXXXXX")
-	trap 'rm -rf "$dir"' EXIT
-	ensure "$dir/rabbitmq"
+	own=$(mktemp -d "${TMPDIR:-/tmp}/orchestrator-services-XXXXXX")
+	trap 'rm -rf "$own"' EXIT
+	ensure "$own/rabbitmq"
 	"$@" 9>&-
 	code=$?
 	if { true >&9; } 2>/dev/null; then

@@ -20,7 +20,7 @@ disk_free_limit.absolute = 50MB
 raft.wal_max_size_bytes = 16777216
 CONF
 
-export HOME=$dir ERL_EPMD_PORT=$epmd ERL_EPMD_ADDRESS=127.0.0.1
+export HOME=$dir ERL_CRASH_DUMP=$dir/erl_crash.dump ERL_EPMD_PORT=$epmd ERL_EPMD_ADDRESS=127.0.0.1
 export RABBITMQ_NODENAME=node$port@localhost RABBITMQ_DIST_PORT=$dist RABBITMQ_CONF_ENV_FILE=/dev/null
 export RABBITMQ_CONFIG_FILE=$dir/rabbitmq.conf RABBITMQ_ENABLED_PLUGINS_FILE=$dir/plugins
 export RABBITMQ_MNESIA_BASE=$dir/data RABBITMQ_GENERATED_CONFIG_DIR=$dir/generated RABBITMQ_FEATURE_FLAGS_FILE=$dir/feature_flags
