@@ -389,6 +389,8 @@ func (l *rootLoop) close(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		// What ends between these looks leaves an item, or begins something else: then the commit fails.
+		b.Guards = append(b.Guards, Guard{Kind: q.Kind, States: q.States, Max: 0})
 		for _, rec := range recs {
 			if q.Kind != KindItem {
 				return nil // still ending; the next look goes on
@@ -401,8 +403,8 @@ func (l *rootLoop) close(ctx context.Context) error {
 		Due: time.Now().Add(l.m.cfg.Retention), SetDue: true,
 	})
 	_, err = l.tree.Commit(ctx, b)
-	if errors.Is(err, ErrConflict) {
-		return nil
+	if errors.Is(err, ErrConflict) || errors.Is(err, ErrGuard) {
+		return nil // the next look goes on
 	}
 	return err
 }

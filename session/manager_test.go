@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -767,6 +768,82 @@ func TestASessionWhoseFirstTurnNobodySawRunningTellsItsStateAllTheSame(t *testin
 		}
 		if want := []string{"idle"}; !slices.Equal(told, want) {
 			t.Errorf("session.state tells %q, want %q", told, want)
+		}
+	})
+}
+
+// between is a store in which something happens just before somebody reads records.
+type between struct {
+	session.Store
+
+	reads atomic.Pointer[func(q session.RecordQuery)]
+}
+
+func (s *between) Records(ctx context.Context, q session.RecordQuery) ([]session.Record, error) {
+	if happens := s.reads.Load(); happens != nil {
+		(*happens)(q)
+	}
+	return s.Store.Records(ctx, q)
+}
+
+// home makes the work of a record come home to the session, as an item, in one commit.
+func home(t *testing.T, store session.Store, rec session.Record) {
+	t.Helper()
+	_, err := store.Commit(t.Context(), session.Batch{
+		Tree: rec.Tree,
+		Changes: []session.Change{
+			rec.Update("folded", nil), session.NewItem("item:"+rec.Key, rec.Tree, rec.Origin, session.ItemBody{Kind: session.ItemReply}),
+		},
+		Events: []session.Event{session.Scope{Root: rec.Tree, Agent: rec.Tree}.Event(session.EventInvocationReplied, session.Invocation{})},
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// work puts a record of something that is at work into a session.
+func work(t *testing.T, store session.Store, root session.ID, kind session.Kind, origin session.TurnID) session.Record {
+	t.Helper()
+	done, err := store.Commit(t.Context(), session.Batch{Tree: root, Changes: []session.Change{
+		session.Insert(kind, "w_1", root, origin, session.StateRunning, nil, time.Time{}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done.Records[0]
+}
+
+func TestAClosedSessionHasNothingReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &between{Store: session.NewMemory()}
+		h := hooks(&runner{})
+		h.Live = map[session.Kind][]session.State{session.KindChild: {session.StateRunning}}
+		m, stop := start(t, store, h)
+		defer stop()
+		id := open(t, m)
+		turn := submit(t, m, id, "one")
+		time.Sleep(time.Second)
+		child := work(t, store.Store, id, session.KindChild, turn)
+		time.Sleep(time.Second)
+		var once sync.Once
+		happens := func(q session.RecordQuery) {
+			rec, err := store.Record(t.Context(), session.KindSession, string(id))
+			if err == nil && rec.State == "closing" && q.Tree == id && q.Kind == child.Kind && !q.NoBody {
+				once.Do(func() { home(t, store.Store, child) })
+			}
+		}
+		store.reads.Store(&happens)
+		if err := m.Close(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		ready, err := store.Records(t.Context(), session.RecordQuery{Tree: id, Kind: session.KindItem, States: []session.State{session.StateReady}})
+		if err != nil || len(ready) > 0 {
+			t.Errorf("in the closed session %d items are ready (%v), and nobody will take them", len(ready), err)
+		}
+		s, err := m.Snapshot(t.Context(), id)
+		if err != nil || s.Status != session.StateClosed || s.State != "idle" {
+			t.Errorf("the session is %s and %s (%v), want it closed and idle", s.Status, s.State, err)
 		}
 	})
 }
