@@ -441,26 +441,12 @@ func (l *rootLoop) tellState(ctx context.Context) (SessionState, error) {
 // state is what session.state says of a tree now.
 func (m *Manager) state(ctx context.Context, root ID) (SessionState, error) {
 	s := SessionState{State: "idle", Background: []ID{}, PendingCalls: []CallID{}}
-	work, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1, NoBody: true})
+	turns, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindTurn, Owner: root, States: StartedStates, Limit: 1, NoBody: true})
 	if err != nil {
 		return s, err
 	}
-	if len(work) == 0 { // what has come home and isn't worked in yet is work: its turn is about to start
-		work, err = m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindItem, Owner: root, States: []State{StateReady}, Limit: 1, NoBody: true})
-		if err != nil {
-			return s, err
-		}
-	}
-	if len(work) > 0 {
-		s.State = "running"
-	}
-	children, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindChild, States: []State{StateQueued, StateRunning, StateSuspended}, NoBody: true})
-	if err != nil {
-		return s, err
-	}
-	for _, r := range children {
-		s.Background = append(s.Background, ID(r.Key))
-	}
+	// Without a turn that makes new ones, calls and children become items: looking in that order misses nothing on its way
+	// home.
 	if len(m.hooks.Pending) > 0 {
 		calls, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindCall, States: m.hooks.Pending, NoBody: true})
 		if err != nil {
@@ -469,6 +455,25 @@ func (m *Manager) state(ctx context.Context, root ID) (SessionState, error) {
 		for _, r := range calls {
 			s.PendingCalls = append(s.PendingCalls, CallID(r.Key))
 		}
+	}
+	children, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindChild, States: []State{StateQueued, StateRunning, StateSuspended}, NoBody: true})
+	if err != nil {
+		return s, err
+	}
+	for _, r := range children {
+		s.Background = append(s.Background, ID(r.Key))
+	}
+	if len(turns) > 0 {
+		s.State = "running"
+		return s, nil
+	}
+	// What has come home and isn't worked in yet is work: its turn is about to start.
+	items, err := m.cfg.Store.Records(ctx, RecordQuery{Tree: root, Kind: KindItem, Owner: root, States: []State{StateReady}, Limit: 1, NoBody: true})
+	if err != nil {
+		return s, err
+	}
+	if len(items) > 0 {
+		s.State = "running"
 	}
 	return s, nil
 }

@@ -847,3 +847,49 @@ func TestAClosedSessionHasNothingReady(t *testing.T) {
 		}
 	})
 }
+
+func TestAResultOnItsWayHomeIsNeverToldAsRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, kind := range []session.Kind{session.KindCall, session.KindChild} {
+			store := &between{Store: session.NewMemory()}
+			h := hooks(&runner{run: func(context.Context, *session.Turn) (session.Outcome, error) {
+				time.Sleep(time.Second)
+				return completed("done"), nil
+			}})
+			h.Pending = []session.State{session.StateRunning}
+			m, stop := start(t, store, h)
+			id := open(t, m)
+			turn := submit(t, m, id, "one")
+			time.Sleep(500 * time.Millisecond)
+			rec := work(t, store.Store, id, kind, turn)
+			time.Sleep(5 * time.Second)
+			var once sync.Once
+			happens := func(q session.RecordQuery) {
+				if q.Tree == id && q.Kind == kind && q.NoBody {
+					once.Do(func() { home(t, store.Store, rec) })
+				}
+			}
+			store.reads.Store(&happens)
+			time.Sleep(10 * time.Second)
+			stop()
+			events, err := store.Events(t.Context(), session.EventQuery{Tree: id})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var told []string
+			for _, e := range events {
+				var s session.SessionState
+				if e.Type != session.EventSessionState {
+					continue
+				}
+				if err := e.Decode(&s); err != nil {
+					t.Fatal(err)
+				}
+				told = append(told, fmt.Sprintf("%s %d", s.State, len(s.Background)+len(s.PendingCalls)))
+			}
+			if want := []string{"running 0", "running 1", "idle 1", "running 0", "idle 0"}; !slices.Equal(told, want) {
+				t.Errorf("with a result of a %s session.state tells %q, want %q", kind, told, want)
+			}
+		}
+	})
+}
