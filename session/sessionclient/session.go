@@ -166,6 +166,7 @@ func (s *Session) send(ctx context.Context, r SendRequest, w *wait) (sent Turn, 
 	if err := s.begin(ctx, w); err != nil {
 		return sent, release, err
 	}
+	w.trust() // what was missed until now is nothing of a turn that is yet to be
 	got, err := try(ctx, s, func(ctx context.Context) (session.TurnInfo, error) { return s.cfg.Backend.Send(ctx, r) })
 	if err != nil {
 		s.forget(w)

@@ -129,9 +129,7 @@ func (s *Session) take(e session.Event) {
 // doubtLocked has every wait's turn read.
 func (s *Session) doubtLocked() {
 	for w := range s.waits {
-		if w.sent {
-			w.doubt()
-		}
+		w.doubt() // one whose input is still on its way reads its turn when that is known
 	}
 }
 

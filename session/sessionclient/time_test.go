@@ -575,6 +575,49 @@ func TestGapInTheStreamIsAReasonToReadTheTurn(t *testing.T) {
 	})
 }
 
+// late is a server whose answer to an input takes until the gate is open; the input is taken at once.
+type late struct {
+	*server
+
+	gate chan struct{}
+}
+
+func (s late) Send(ctx context.Context, r sessionclient.SendRequest) (session.TurnInfo, error) {
+	turn, err := s.server.Send(ctx, r)
+	<-s.gate
+	return turn, err
+}
+
+// What is missing in the stream may be the end of the turn whose input is still on its way.
+func TestGapBeforeTheInputIsAcknowledgedIsAReasonToReadTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := late{withTurns(), make(chan struct{})}
+		c, err := sessionclient.New(sessionclient.Config{Backend: srv, Session: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		var got sent
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			got.set(c.SendAndWait(t.Context(), sessionclient.SendRequest{Input: "mine", WaitRequest: sessionclient.WaitRequest{Timeout: time.Hour}}))
+		})
+		synctest.Wait()
+		srv.mu.Lock()
+		srv.turns["mine"] = session.TurnInfo{ID: "mine", State: session.StateCompleted, Ended: true, Output: "my answer"}
+		srv.events = append(srv.events, session.Event{Seq: 2, Type: session.EventToolStarted, AgentID: "A"}) // the first is missing
+		srv.changedLocked()
+		srv.mu.Unlock()
+		synctest.Wait()
+		began := time.Now()
+		close(srv.gate)
+		wg.Wait()
+		if got.outcome() != "reply: my answer" || time.Since(began) > time.Minute {
+			t.Errorf("the wait: %s after %s", got.outcome(), time.Since(began))
+		}
+	})
+}
+
 // A log that was restored from a copy goes on behind an earlier event, with numbers that were told before.
 func TestWaitGoesOnWithALogThatIsShorter(t *testing.T) {
 	srv := withTurns()
