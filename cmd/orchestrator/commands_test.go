@@ -13,10 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"orchestrator/a2a/a2atest"
+	"orchestrator/session"
 	"orchestrator/store/sqlite"
 	"orchestrator/tracker"
 )
@@ -83,6 +85,49 @@ func TestCallsCancelSaysWhatIsInTheWay(t *testing.T) {
 	code, _, stderr = orchestrator(t, nil, "calls", "cancel", "c_x", "--data-dir", t.TempDir())
 	if code != exitFailed || !strings.Contains(stderr, "there are no sessions yet") {
 		t.Errorf("without a database: exit code %d, message %q", code, stderr)
+	}
+}
+
+// meanwhile is a store in which something happens just before somebody reads records of a kind.
+type meanwhile struct {
+	session.Store
+
+	kind    session.Kind
+	happens func()
+}
+
+func (s meanwhile) Records(ctx context.Context, q session.RecordQuery) ([]session.Record, error) {
+	if q.Kind == s.kind {
+		s.happens()
+	}
+	return s.Store.Records(ctx, q)
+}
+
+func TestAFoldBackThatStartsBetweenTwoLooksIsWork(t *testing.T) {
+	store := session.NewMemory()
+	root, turn := session.NewID(), session.NewTurnID()
+	made, err := store.Commit(t.Context(), session.Batch{Tree: root, Create: true, Changes: []session.Change{
+		session.Insert(session.KindSession, string(root), root, "", session.StateOpen, session.SessionBody{Agent: "primary"}, time.Time{}),
+		session.NewItem("call:c", root, turn, session.ItemBody{Kind: session.ItemReply}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	starts := func() {
+		if _, err := store.Commit(t.Context(), session.Batch{
+			Tree: root,
+			Changes: []session.Change{
+				made.Records[1].Update(session.StateBound, nil),
+				session.Insert(session.KindTurn, string(turn), root, turn, session.StateRunning, session.TurnBody{}, time.Time{}),
+			},
+			Events: []session.Event{session.Scope{Root: root, Agent: root, Turn: turn}.Event(session.EventTurnStarted, session.TurnStarted{})},
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	idle, err := isIdle(t.Context(), meanwhile{Store: store, kind: session.KindItem, happens: starts}, root)
+	if err != nil || idle {
+		t.Errorf("isIdle() = %t, %v though a fold-back turn runs", idle, err)
 	}
 }
 

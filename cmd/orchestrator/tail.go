@@ -118,5 +118,10 @@ func isIdle(ctx context.Context, s session.Store, root session.ID) (bool, error)
 	if err != nil {
 		return false, fmt.Errorf("follow session %s: %w", root, err)
 	}
-	return row.Turns+row.Subagents+row.Calls-len(late)+len(items) == 0, nil
+	now, err := s.Tree(ctx, root)
+	if err != nil {
+		return false, fmt.Errorf("follow session %s: %w", root, err)
+	}
+	// What has moved on between the looks may be in none of them.
+	return now.HeadSeq == info.HeadSeq && row.Turns+row.Subagents+row.Calls-len(late)+len(items) == 0, nil
 }
