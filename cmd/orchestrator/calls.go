@@ -115,12 +115,12 @@ func (c *cli) cancelCall(ctx context.Context, s session.Store, id session.CallID
 	if err != nil {
 		return storeError(err)
 	}
-	if over := overStates[before.State]; over != "" {
-		return fmt.Errorf("call %s to %s can't be cancelled: %s", id, before.Peer, over)
-	}
 	p, err := calls.Cancel(ctx, id, reason)
 	if err != nil {
 		return storeError(err)
+	}
+	if over := overStates[p.State]; over != "" {
+		return fmt.Errorf("call %s to %s can't be cancelled: %s", id, p.Peer, over)
 	}
 	if c.output == outputJSON {
 		return printJSON(c.stdout, map[string]any{"id": p.ID, "peer": p.Peer, "before": before.State, "state": p.State, "peerTold": !p.CancelOwed()})

@@ -88,6 +88,24 @@ func TestCallsCancelSaysWhatIsInTheWay(t *testing.T) {
 	}
 }
 
+func TestCallsCancelSaysWhenTheReplyCameFirst(t *testing.T) {
+	w, call := openCall(t)
+	a := w.start(nil)
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/cancel") { // after the command has seen that the reply is still wanted
+			if _, _, err := a.Calls.Deliver(r.Context(), call.ID, tracker.Reply{State: "completed", Text: "high"}); err != nil {
+				t.Error(err)
+			}
+		}
+		a.API.ServeHTTP(rw, r)
+	}))
+	defer server.Close()
+	code, stdout, stderr := w.run("calls", "cancel", string(call.ID), "--server", server.URL)
+	if code != exitFailed || stdout != "" || !strings.Contains(stderr, "can't be cancelled: its reply came home") {
+		t.Errorf("calls cancel of a call whose reply came meanwhile: exit code %d, output %q, message %q", code, stdout, stderr)
+	}
+}
+
 // meanwhile is a store in which something happens just before somebody reads records of a kind.
 type meanwhile struct {
 	session.Store

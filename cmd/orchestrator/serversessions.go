@@ -180,12 +180,12 @@ func (c *cli) cancelServed(ctx context.Context, s *server, id session.CallID, re
 	if found == nil {
 		return withHint(usageError{fmt.Errorf("there is no call %s", printable(string(id)))}, "orchestrator calls list%s names the calls whose reply is still wanted", s.flag())
 	}
-	if over := overStates[found.State]; over != "" {
-		return fmt.Errorf("call %s to %s can't be cancelled: %s", id, found.Peer, over)
-	}
 	call, err := s.CancelCall(ctx, found.Session, id, reason)
 	if err != nil {
 		return err
+	}
+	if over := overStates[call.State]; over != "" { // maybe only since it was found
+		return fmt.Errorf("call %s to %s can't be cancelled: %s", id, call.Peer, over)
 	}
 	if c.output == outputJSON {
 		return printJSON(c.stdout, map[string]any{"id": call.ID, "peer": call.Peer, "before": found.State, "state": call.State})
