@@ -2,8 +2,10 @@ package subagent_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -256,6 +258,41 @@ func TestResultOfAnotherSessionCannotBeTaken(t *testing.T) {
 				t.Errorf("%s = %+v, %v, want a refusal", call.name, done, err)
 			}
 		}
+		w.wantStates("ended")
+		l.stop()
+	})
+}
+
+// stutters is a store whose next reads of child records fail.
+type stutters struct {
+	session.Store
+
+	fails atomic.Int32
+}
+
+var errStutter = errors.New("disk I/O error")
+
+func (s *stutters) Record(ctx context.Context, kind session.Kind, key string) (session.Record, error) {
+	if kind == session.KindChild && s.fails.Add(-1) >= 0 {
+		return session.Record{}, errStutter
+	}
+	return s.Store.Record(ctx, kind, key)
+}
+
+// A child that is taken up while its record can't be read is read again: nobody else will.
+func TestAReadThatFailsLeavesNoChildBehind(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w, g := newWorld(t, subagent.Limits{}), &gates{}
+		w.play = g.play
+		l := w.begin()
+		l.spawn(1)
+		synctest.Wait()
+		l.stop()
+		store := &stutters{Store: w.store}
+		store.fails.Store(2)
+		l = w.beginOn(store)
+		g.open(w.child(1))
+		time.Sleep(time.Minute)
 		w.wantStates("ended")
 		l.stop()
 	})

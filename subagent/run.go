@@ -108,7 +108,13 @@ func (p *Pool) supervise(r *run) error {
 
 // bounded returns a context that ends with the child's deadline, or nil when the child has ended.
 func (p *Pool) bounded(r *run) (context.Context, context.CancelFunc, error) {
-	child, body, err := p.read(r)
+	var child session.Record
+	var body Child
+	// A child that isn't read now would be left alone: nobody comes again while this process has the tree.
+	err := p.persist(r.tree.Context(), r, "take up a subagent", func(context.Context) (err error) {
+		child, body, err = p.read(r)
+		return err
+	})
 	if err != nil || !live(child.State) {
 		return nil, nil, err
 	}
@@ -306,8 +312,8 @@ func (p *Pool) endQueued(
 	return err
 }
 
-// persist makes a write until it succeeds, the context ends, or the tree is no longer ours: at once when somebody else
-// changed what it goes by, after a pause when the store fails. The write itself is not cut off by ctx.
+// persist reads or writes until it succeeds, the context ends, or the tree is no longer ours: at once when somebody else
+// changed what it goes by, after a pause when the store fails. A read or write itself is not cut off by ctx.
 func (p *Pool) persist(ctx context.Context, r *run, what string, write func(context.Context) error) error {
 	pause := 50 * time.Millisecond
 	for try := 0; ; try++ {
@@ -322,7 +328,7 @@ func (p *Pool) persist(ctx context.Context, r *run, what string, write func(cont
 		case errors.Is(err, session.ErrConflict) && try < 1000:
 			continue
 		}
-		p.log.ErrorContext(ctx, "write failed; trying again", "what", what, "session", r.tree.ID, "agent", r.id, "err", err)
+		p.log.ErrorContext(ctx, "the store failed; trying again", "what", what, "session", r.tree.ID, "agent", r.id, "err", err)
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
