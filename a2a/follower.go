@@ -12,6 +12,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/cenkalti/backoff/v5"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"orchestrator/session"
 	"orchestrator/tracker"
@@ -82,9 +83,13 @@ func (f *follower) run() {
 	defer stop()
 	defer f.endSpan()
 	defer f.recovered(base)
-	err := errCancelled
-	if f.start() {
+	err := f.renew()
+	switch {
+	case err != nil:
+	case f.start():
 		err = f.follow(ctx)
+	default:
+		err = errCancelled
 	}
 	f.finish(base, context.Cause(ctx), err)
 }
@@ -100,6 +105,32 @@ func (f *follower) contexts() (base, ctx context.Context, stop func()) {
 		interrupt(errSettled)
 		stopBase()
 	}
+}
+
+// renew reads a call that was registered earlier once more. Whoever had it taken up may have read it before another follower,
+// which is gone by now, delivered its reply: the peer would be asked for what nobody waits for, and a message that is no
+// longer kept be looked for until ReplyBy.
+func (f *follower) renew() error {
+	if !f.resumed {
+		return nil
+	}
+	var p tracker.PendingA2ATask
+	err := f.persist("can't read a call; trying again", func(ctx context.Context) (err error) {
+		p, err = f.r.cfg.Tracker.Get(ctx, f.id)
+		return err
+	})
+	if err == nil && !p.Wanted() && !p.CancelOwed() {
+		err = errSettled
+	}
+	if err != nil {
+		f.span = noop.Span{} // nothing is followed
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.attempt, f.contextID = max(p.Attempt, 1), p.ContextID
+	f.taskID, f.cancelled = p.PeerTaskID, f.cancelled || p.CancelOwed()
+	return nil
 }
 
 // start reports whether the call has to be followed: not if it was cancelled in an earlier life, or before anything was
@@ -768,10 +799,15 @@ func (f *follower) deliver(r tracker.Reply, files []session.Artifact) error {
 // commit writes until it succeeds or the tree is no longer ours. An interruption of the I/O doesn't cut it off: what the
 // peer said is written down first.
 func (f *follower) commit(write func(context.Context) error) error {
+	return f.persist("can't write what a peer said; trying again", write)
+}
+
+// persist reads or writes until the store does it or the tree is no longer ours. failed is logged of each time it doesn't.
+func (f *follower) persist(failed string, do func(context.Context) error) error {
 	ctx := f.tree.Context()
 	pause := newPause(50*time.Millisecond, 5*time.Second)
 	for {
-		err := write(ctx)
+		err := do(ctx)
 		switch {
 		case err == nil:
 			return nil
@@ -780,7 +816,7 @@ func (f *follower) commit(write func(context.Context) error) error {
 		case ctx.Err() != nil || errors.Is(err, session.ErrClosed):
 			return err
 		}
-		f.r.cfg.Logger.WarnContext(ctx, "can't write what a peer said; trying again", f.attrs("err", err)...)
+		f.r.cfg.Logger.WarnContext(ctx, failed, f.attrs("err", err)...)
 		if sleep(ctx, pause.NextBackOff()) != nil {
 			return err
 		}

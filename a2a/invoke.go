@@ -12,6 +12,7 @@ import (
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"go.opentelemetry.io/otel/trace"
 
 	"orchestrator/internal/telemetry/genai"
 	"orchestrator/session"
@@ -90,6 +91,8 @@ func (t *invoke) Run(ctx context.Context, c *tool.Call) (tool.Result, error) {
 // begin registers the call and has it followed. It returns the result, or nil when that has to be waited for.
 func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) {
 	var p tracker.PendingA2ATask
+	var fresh *request
+	var span trace.Span
 	err := session.ErrNotFound // its id was minted a moment ago
 	if c.Resumed {
 		p, err = t.r.cfg.Tracker.Get(ctx, session.CallIDFor(c.ID))
@@ -100,7 +103,7 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 			return refusal, err
 		}
 		// The span is the follower's to end. One that nobody ends, since nothing was registered, is never told of.
-		sctx, span := t.r.startSpan(ctx, c, req)
+		sctx, started := t.r.startSpan(ctx, c, req)
 		req.Trace = genai.Carry(sctx)
 		var existed bool
 		p, existed, err = t.r.cfg.Tracker.Register(ctx, c.Turn, req)
@@ -112,13 +115,13 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 			return nil, err
 		}
 		if !existed {
-			t.r.follow(c.Turn.Tree(), p, q, span)
+			fresh, span = q, started
 		}
 	} else if err != nil {
 		return nil, err
 	}
 	if p.Wanted() {
-		t.r.follow(c.Turn.Tree(), p, nil, nil)
+		t.r.follow(c.Turn.Tree(), p, fresh, span)
 	}
 	if p.State == tracker.StateWaiting {
 		return nil, nil //nolint:nilnil // that is what it says

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"orchestrator/a2a"
@@ -359,6 +360,70 @@ func TestCallsAreTakenUpAfterARestart(t *testing.T) {
 				if working != 1 {
 					w.t.Errorf("the peer worked on it %d times, want once", working)
 				}
+			})
+		})
+	}
+}
+
+// slowStore is a store in which one reading of a call takes its time.
+type slowStore struct {
+	session.Store
+	slow chan struct{} // holds one token to make the next reading of a call slow
+	done chan struct{}
+}
+
+// Record implements session.Store.
+func (s *slowStore) Record(ctx context.Context, kind session.Kind, key string) (session.Record, error) {
+	rec, err := s.Store.Record(ctx, kind, key)
+	if kind == session.KindCall {
+		select {
+		case <-s.slow:
+			<-s.done
+		default:
+		}
+	}
+	return rec, err
+}
+
+// A call is found waiting, has its reply, and is taken up only then: there is nothing left to ask the peer.
+func TestACallThatHasItsReplyIsNotTakenUp(t *testing.T) {
+	for name, tc := range map[string]struct {
+		script func(*a2atest.Exchange)
+		want   []string // in the life in which the call is taken up
+	}{
+		"message": {func(x *a2atest.Exchange) { x.Sleep(10 * time.Second); x.Reply("hello") }, []string{"ListTasks", "SendStreamingMessage"}},
+		"task":    {func(x *a2atest.Exchange) { x.Sleep(10 * time.Second); x.State(a2atest.Completed, "hello") }, []string{"ListTasks", "SendStreamingMessage"}},
+		"working": {func(x *a2atest.Exchange) {
+			x.State(a2atest.Working, "")
+			x.Sleep(10 * time.Second)
+			x.State(a2atest.Completed, "hello")
+		}, []string{"SubscribeToTask"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				store := &slowStore{Store: w.store, slow: make(chan struct{}, 1), done: make(chan struct{})}
+				w.store = store
+				p := w.peer(a2atest.Config{Name: "p", Script: tc.script})
+				c := w.call(w.turn(tool.Subagent, 0), 1, ask("p", "look"))
+				ctx, cancel := context.WithCancelCause(w.t.Context())
+				out := w.run(ctx, c)
+				time.Sleep(time.Second)
+				cancel(session.ErrStopping)
+				<-out
+				w.restart()
+				synctest.Wait() // it is followed
+
+				store.slow <- struct{}{}
+				c.Resumed, c.Turn = true, w.again(c.Turn)
+				out = w.run(w.t.Context(), c)
+				time.Sleep(20 * time.Second)
+				w.wantState(c, tracker.StateAnswered)
+				close(store.done)
+				res := <-out
+				w.ok(res.err)
+				wantText(w.t, res.res, data("p", "hello"), false)
+				time.Sleep(time.Minute)
+				wantMethods(w.t, p, append([]string{"SendStreamingMessage"}, tc.want...)...)
 			})
 		})
 	}
