@@ -387,6 +387,43 @@ func TestFullDiskRefusesTheBatchAlone(t *testing.T) {
 	check(4, 4)
 }
 
+// What is refused stays refused when the transaction it shares fails for another's sake and each is tried again.
+func TestFullDiskMakesNoSuccessOfARefusal(t *testing.T) {
+	s := open(t, sqlite.Config{Path: filepath.Join(t.TempDir(), "test.db")})
+	tree := newTree(t, s)
+	mustCommit(t, s, session.Batch{Tree: tree, Changes: []session.Change{insert("before")}, Events: []session.Event{event(tree)}})
+	if err := s.LimitPages(8); err != nil {
+		t.Fatal(err)
+	}
+	batches := []session.Batch{
+		{Tree: tree, Artifacts: []session.Artifact{{Key: "x_1", Data: make([]byte, 1<<20)}}}, // too large
+		{Tree: tree, Changes: []session.Change{insert("before")}},                            // there is one
+		{Tree: tree, Epoch: 7, Changes: []session.Change{insert("fenced")}},
+		{Tree: tree, Changes: []session.Change{insert("given up")}}, // by then nobody waits for it
+	}
+	want := []error{sqlite.ErrFull, session.ErrConflict, session.ErrFenced, context.Canceled}
+	var wg sync.WaitGroup
+	errs := make([]error, len(batches))
+	release := s.Hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	for i, b := range batches {
+		ctx := ctx
+		if i < 3 {
+			ctx = t.Context()
+		}
+		wg.Go(func() { _, errs[i] = s.Commit(ctx, b) })
+		waitQueued(s, i+1)
+	}
+	cancel()
+	release()
+	wg.Wait()
+	for i, err := range errs {
+		if !errors.Is(err, want[i]) {
+			t.Errorf("Commit() of batch %d = %v, want %v", i, err, want[i])
+		}
+	}
+}
+
 // waitQueued waits until so many writes wait for the writing goroutine, which is held.
 func waitQueued(s *sqlite.Store, n int) {
 	for s.Queued() < n {

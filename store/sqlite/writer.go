@@ -74,7 +74,9 @@ func (s *Store) writeGroup(group []*request) {
 		return
 	}
 	for _, r := range group {
-		r.err = s.writer.transact([]*request{r})
+		if err := s.writer.transact([]*request{r}); err != nil {
+			r.err = err // else it is what was made of the request, which may have been refused
+		}
 	}
 }
 
