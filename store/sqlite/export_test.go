@@ -3,6 +3,8 @@ package sqlite
 import (
 	"context"
 	"fmt"
+
+	"orchestrator/session"
 )
 
 // LimitPages lets the database grow by so many pages and no further; less than 0 is no limit.
@@ -55,3 +57,12 @@ func (s *Store) Hold() (release func()) {
 
 // Queued is how many writes wait.
 func (s *Store) Queued() int { return len(s.queue) }
+
+// OnCommitted has f called by the writing goroutine whenever events are in the database and [tails] is about to be told.
+func (s *Store) OnCommitted(f func()) {
+	watched := s.tails.watched
+	s.tails.watched = func(tree session.ID) bool {
+		f()
+		return watched(tree)
+	}
+}

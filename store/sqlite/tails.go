@@ -10,13 +10,15 @@ import (
 
 // tails holds the last events of trees as they are in the database, for readers who follow them: what is committed is read
 // by every stream of its tree, and a stream that is silent asks now and then. As with [committed], only the writing goroutine
-// fills it, after the commit. Trees that nobody watches have none.
+// fills it, after the commit, and until then readers ask the database, which may know of the commit already. Trees that
+// nobody watches have none.
 type tails struct {
 	watched func(tree session.ID) bool
 
 	mu    sync.RWMutex
 	trees map[session.ID]tail
-	size  int // about how many bytes it holds
+	size  int                 // about how many bytes it holds
+	held  map[session.ID]bool // trees whose end is being committed
 }
 
 // tail is the end of a log: events without a gap, up to the last.
@@ -41,12 +43,34 @@ func (t *tails) after(q session.EventQuery) ([]session.Event, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	events := t.trees[q.Tree].events
-	if len(events) == 0 || q.After+1 < events[0].Seq {
+	if t.held[q.Tree] || len(events) == 0 || q.After+1 < events[0].Seq {
 		return nil, false
 	}
 	from := min(q.After+1-events[0].Seq, uint64(len(events)))
 	events = events[from:]
 	return slices.Clone(events[:min(len(events), cmp.Or(q.Limit, 1000))]), true
+}
+
+// hold has readers ask the database from before a commit of events, a batch each, until free.
+func (t *tails) hold(batches [][]session.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, events := range batches {
+		if len(events) == 0 {
+			continue
+		}
+		if t.held == nil {
+			t.held = make(map[session.ID]bool)
+		}
+		t.held[events[0].SessionID] = true
+	}
+}
+
+// free ends what hold began: what was committed is added, or nothing was.
+func (t *tails) free() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.held)
 }
 
 // add takes in what was committed to one tree.

@@ -68,3 +68,40 @@ func TestAWatchedTreeReadsAsItsDatabaseDoes(t *testing.T) {
 	}
 	stop()
 }
+
+// Whoever has read a log's head finds all events up to it: a page of the log ends at the head that was read before it.
+func TestEventsReachTheHeadThatWasRead(t *testing.T) {
+	store, err := sqlite.Open(t.Context(), sqlite.Config{Path: filepath.Join(t.TempDir(), "a.db"), Synchronous: "normal"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	turn := sessiontest.NewTurn(t, store)
+	_, stop := store.Watch(turn.Root)
+	defer stop()
+	m, err := session.NewManager(session.Config{Store: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func() uint64 {
+		done, err := turn.Commit(t.Context(), session.Batch{Events: []session.Event{
+			turn.Event(session.EventToolCompleted, session.ToolCompleted{Name: "x"}),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done.Events[0].Seq
+	}
+	read := say()
+	var page session.EventPage
+	store.OnCommitted(func() {
+		page, err = m.Page(t.Context(), session.EventQuery{Tree: turn.Root, After: read})
+	})
+	say()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(page.Events); n == 0 || page.Events[n-1].Seq != page.Head || page.Next != page.Head {
+		t.Errorf("a page of %d events says that the log's head is %d and the next page begins behind %d", n, page.Head, page.Next)
+	}
+}

@@ -135,6 +135,8 @@ func (w *writer) transact(group []*request) error {
 	if w.all {
 		w.tails.clear()
 	}
+	w.tails.hold(w.appended)
+	defer w.tails.free()
 	if err := w.control("COMMIT"); err != nil {
 		return w.rollback(err)
 	}
