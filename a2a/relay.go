@@ -146,12 +146,14 @@ func (r *Relay) Drain() {
 	r.wg.Wait()
 }
 
-// follow starts to follow a call unless it is followed already. fresh is what to send of a call that was registered just
-// now; without it an earlier life may have sent the call. span is the call's, which the follower ends; nil: it makes one.
+// follow starts to follow a call unless it is followed already under the tree's lease. fresh is what to send of a call that
+// was registered just now; without it an earlier life may have sent the call. span is the call's, which the follower ends;
+// nil: it makes one.
 func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *request, span trace.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.drained || r.calls[p.ID] != nil || tree.Context().Err() != nil {
+	previous := r.calls[p.ID] // under an earlier lease, and soon at its end
+	if r.drained || previous != nil && previous.tree == tree || tree.Context().Err() != nil {
 		return
 	}
 	resumed := fresh == nil
@@ -168,10 +170,15 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 	r.wg.Go(func() {
 		defer func() {
 			r.mu.Lock()
-			delete(r.calls, f.id)
+			if r.calls[f.id] == f {
+				delete(r.calls, f.id)
+			}
 			r.mu.Unlock()
 			close(f.done)
 		}()
+		if previous != nil {
+			<-previous.done
+		}
 		growStack(0)
 		f.run()
 	})

@@ -385,6 +385,34 @@ func (s *slowStore) Record(ctx context.Context, kind session.Kind, key string) (
 	return rec, err
 }
 
+// A tree is lost and claimed again by the same process while a follower of the first lease has not ended yet.
+func TestCallsAreTakenUpThoughTheirLastFollowerIsThereStill(t *testing.T) {
+	inBubble(t, func(w *world) {
+		store := &slowStore{Store: w.store, slow: make(chan struct{}, 1), done: make(chan struct{})}
+		w.store = store
+		w.peer(a2atest.Config{Name: "p", Script: func(x *a2atest.Exchange) {
+			x.State(a2atest.Working, "")
+			x.Sleep(time.Minute)
+			x.State(a2atest.Completed, "hello")
+		}})
+		c := w.call(w.turn(tool.Primary, 0), 1, ask("p", "look"))
+		w.ask(c)
+		time.Sleep(time.Second)
+		store.slow <- struct{}{}
+		w.restart()
+		synctest.Wait() // the follower reads the call
+		w.lose()
+		lease, err := w.store.Claim(w.t.Context(), w.root, "test", time.Hour)
+		w.ok(err)
+		ctx, cancel := context.WithCancelCause(context.Background())
+		w.ok(w.relay.Recover(w.t.Context(), session.NewTree(ctx, w.store, lease, nil)))
+		close(store.done)
+		time.Sleep(2 * time.Minute)
+		w.wantState(c, tracker.StateFolded)
+		cancel(session.ErrStopping)
+	})
+}
+
 // A call is found waiting, has its reply, and is taken up only then: there is nothing left to ask the peer.
 func TestACallThatHasItsReplyIsNotTakenUp(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -43,6 +43,7 @@ type world struct {
 	registry *a2a.Registry
 	tree     *session.Tree
 	stop     func()
+	lose     func() // loses the tree
 
 	mu       sync.Mutex
 	progress []session.ToolProgress
@@ -121,6 +122,7 @@ func (w *world) begin() {
 	})
 	w.tracker, w.relay, w.registry, w.tree = tr, relay, registry, tree
 	w.ok(relay.Recover(w.t.Context(), tree))
+	w.lose = func() { cancel(session.ErrFenced) }
 	w.stop = sync.OnceFunc(func() {
 		cancel(session.ErrStopping)
 		relay.Drain()
