@@ -573,6 +573,9 @@ func (m *Manager) Submit(ctx context.Context, r SubmitRequest) (TurnID, error) {
 		guard, _ := errors.AsType[*GuardError](err)
 		switch {
 		case conflict != nil && conflict.Kind == KindSession:
+			if known, err := m.cfg.Store.Record(ctx, KindTurn, string(id)); err == nil {
+				return id, sameInput(known, hash) // the same request came first, and then the session was closed
+			}
 			return "", fmt.Errorf("session %s: %w", r.Session, ErrSessionClosed)
 		case conflict != nil && conflict.Row != nil && conflict.Key == string(id):
 			return id, sameInput(*conflict.Row, hash)

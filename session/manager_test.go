@@ -893,3 +893,44 @@ func TestAResultOnItsWayHomeIsNeverToldAsRest(t *testing.T) {
 		}
 	})
 }
+
+// looks is a store in which something happens once, just after somebody looked for a turn.
+type looks struct {
+	session.Store
+
+	then func()
+}
+
+func (s *looks) Record(ctx context.Context, kind session.Kind, key string) (session.Record, error) {
+	rec, err := s.Store.Record(ctx, kind, key)
+	if then := s.then; kind == session.KindTurn && then != nil {
+		s.then = nil
+		then()
+	}
+	return rec, err
+}
+
+// The same input comes twice, since the first time its answer was lost, and the session is closed in between.
+func TestTheSameKeyIsTheSameTurnThoughTheSessionCloses(t *testing.T) {
+	store := &looks{Store: session.NewMemory()}
+	m, err := session.NewManager(session.Config{Store: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := open(t, m)
+	r := session.SubmitRequest{Session: id, Input: "one", Key: "k"}
+	var first session.TurnID
+	store.then = func() {
+		var err error
+		if first, err = m.Submit(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+		if err := m.Close(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+	second, err := m.Submit(t.Context(), r)
+	if err != nil || second != first {
+		t.Errorf("Submit() of the same = %q, %v, want %q", second, err, first)
+	}
+}
