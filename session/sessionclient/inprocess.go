@@ -3,6 +3,7 @@ package sessionclient
 import (
 	"context"
 	"iter"
+	"time"
 
 	"orchestrator/session"
 )
@@ -32,18 +33,20 @@ func (p *InProcess) Stream(ctx context.Context, r StreamRequest) iter.Seq2[sessi
 			yield(session.Event{}, local(ctx, err))
 			return
 		}
-		if !yield(StreamOpen{RootAgentID: r.Session, HeadSeq: info.HeadSeq, After: r.After}.Event(r.Session), nil) {
-			return
-		}
+		first := []session.Event{StreamOpen{RootAgentID: r.Session, HeadSeq: info.HeadSeq, After: r.After}.Event(r.Session)}
 		if r.After > info.HeadSeq {
-			if !yield(StreamReset{Reason: "unknown_position", HeadSeq: info.HeadSeq}.Event(r.Session), nil) {
-				return
-			}
+			first = append(first, StreamReset{Reason: "unknown_position", HeadSeq: info.HeadSeq}.Event(r.Session))
 			r.After = info.HeadSeq
 		}
-		sub := session.SubscribeRequest{Session: r.Session, After: r.After, Ephemeral: r.Ephemeral}
+		// The beat says that the subscription is live when there is nothing to tell yet.
+		sub := session.SubscribeRequest{Session: r.Session, After: r.After, Ephemeral: r.Ephemeral, Beat: time.Hour}
 		for e, err := range p.m.Subscribe(ctx, sub) {
-			if err == nil && !r.wants(e, e.Root) {
+			for ; err == nil && len(first) > 0; first = first[1:] {
+				if !yield(first[0], nil) {
+					return
+				}
+			}
+			if err == nil && (e.Type == "" || !r.wants(e, e.Root)) {
 				continue
 			}
 			if err == nil {

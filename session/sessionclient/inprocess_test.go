@@ -17,8 +17,8 @@ import (
 	"orchestrator/session/sessionclient"
 )
 
-// echo answers an input with itself. Of "work" it leaves an item to come home, "fail" fails, and "long" works until it is
-// cancelled.
+// echo answers an input with itself. It thinks "aloud", of "work" it leaves an item to come home, "fail" fails, and "long"
+// works until it is cancelled.
 type echo struct{ store session.Store }
 
 func (r echo) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, error) {
@@ -34,6 +34,8 @@ func (r echo) RunTurn(ctx context.Context, t *session.Turn) (session.Outcome, er
 		return session.Outcome{}, err
 	}
 	switch m.Text {
+	case "aloud":
+		t.Tree().Publish(t.Event(session.EventMessageDelta, session.Delta{MessageID: session.NewMessageID(), Text: m.Text}))
 	case "work":
 		item := session.NewItem("call:c_1", t.Root, t.OriginTurn, session.ItemBody{Kind: session.ItemReply})
 		if _, err := r.store.Commit(ctx, session.Batch{Tree: t.Root, Changes: []session.Change{item}}); err != nil {
@@ -204,6 +206,35 @@ func TestInProcessEventsAreTheLogInFull(t *testing.T) {
 		}
 		if diff := cmp.Diff([]session.EventType{session.EventTurnQueued, session.EventTurnCompleted}, types); diff != "" {
 			t.Errorf("two types only (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What is sent once the stream is live is seen, what is told in passing too: here it is over before the reader looks again.
+func TestInProcessStreamIsLiveWhenItSaysSo(t *testing.T) {
+	inProcess(t, func(t *testing.T, c *sessionclient.Session, m *session.Manager, id session.ID) {
+		live := func() {
+			turn, err := m.Submit(t.Context(), session.SubmitRequest{Session: id, Input: "aloud"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.WaitTurn(t.Context(), turn, session.UntilTurn); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var types []session.EventType
+		for e, err := range c.Events(t.Context(), sessionclient.EventsRequest{
+			Ephemeral: true, Live: live, Types: []session.EventType{session.EventMessageDelta, session.EventTurnCompleted},
+		}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if types = append(types, e.Type); e.Type == session.EventTurnCompleted {
+				break
+			}
+		}
+		if diff := cmp.Diff([]session.EventType{session.EventMessageDelta, session.EventTurnCompleted}, types); diff != "" {
+			t.Errorf("what was sent from the stream's opening on (-want +got):\n%s", diff)
 		}
 	})
 }
