@@ -24,22 +24,27 @@ func (m *Manager) Sessions(ctx context.Context, q SessionQuery) ([]Info, error) 
 	if q.Limit <= 0 {
 		q.Limit = 100
 	}
-	recs, err := m.cfg.Store.Records(ctx, RecordQuery{
-		Kind: KindAccess, States: []State{principalState(q.Principal)}, NewestBefore: &q.Before, Limit: q.Limit, NoBody: true,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list sessions: %w", err)
-	}
-	infos := make([]Info, 0, len(recs))
-	for _, r := range recs {
-		info, err := m.Info(ctx, r.Tree)
-		if errors.Is(err, ErrNotFound) {
-			continue // deleted meanwhile
-		}
+	infos := []Info{}
+	for more := true; more; {
+		left := q.Limit - len(infos)
+		recs, err := m.cfg.Store.Records(ctx, RecordQuery{
+			Kind: KindAccess, States: []State{principalState(q.Principal)}, NewestBefore: &q.Before, Limit: left, NoBody: true,
+		})
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("list sessions: %w", err)
 		}
-		infos = append(infos, info)
+		for _, r := range recs {
+			q.Before = r.Tree
+			info, err := m.Info(ctx, r.Tree)
+			if errors.Is(err, ErrNotFound) {
+				continue // deleted meanwhile: another takes its place, since a page that isn't full is the last
+			}
+			if err != nil {
+				return nil, err
+			}
+			infos = append(infos, info)
+		}
+		more = len(recs) == left && len(infos) < q.Limit
 	}
 	return infos, nil
 }

@@ -88,6 +88,42 @@ func (r *restless) Records(ctx context.Context, q session.RecordQuery) ([]sessio
 	return recs, err
 }
 
+// forgetful is a store that deletes a tree just before its session is read.
+type forgetful struct {
+	session.Store
+
+	tree session.ID
+}
+
+func (s *forgetful) Record(ctx context.Context, kind session.Kind, key string) (session.Record, error) {
+	if kind == session.KindSession && key == string(s.tree) {
+		if err := s.Delete(ctx, s.tree); err != nil {
+			return session.Record{}, err
+		}
+	}
+	return s.Store.Record(ctx, kind, key)
+}
+
+// A page that isn't full is the last one: a session that is deleted while the page is made leaves no hole in it.
+func TestAPageOfSessionsIsFullThoughOneIsDeletedMeanwhile(t *testing.T) {
+	store := &forgetful{Store: session.NewMemory()}
+	m, stop := start(t, store, hooks(&runner{}))
+	defer stop()
+	var ids []session.ID
+	for range 4 {
+		ids = append(ids, open(t, m))
+	}
+	store.tree = ids[2]
+	infos, err := m.Sessions(t.Context(), session.SessionQuery{Limit: 2})
+	var got []session.ID
+	for _, info := range infos {
+		got = append(got, info.ID)
+	}
+	if want := []session.ID{ids[3], ids[1]}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Sessions() = %v, %v, want %v", got, err, want)
+	}
+}
+
 func TestASnapshotIsOfOneMomentAndMissesNothing(t *testing.T) {
 	for _, times := range []int{0, 2, 100} { // the last is never at rest
 		store := &restless{Store: session.NewMemory()}
