@@ -180,8 +180,23 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 			<-previous.done
 		}
 		growStack(0)
+		if fresh != nil {
+			f.heed()
+		}
 		f.run()
 	})
+}
+
+// heed looks whether a new call was cancelled before it was followed: its follower wasn't there to be told.
+func (f *follower) heed() {
+	var p tracker.PendingA2ATask
+	err := f.persist("can't read a call; trying again", func(ctx context.Context) (err error) {
+		p, err = f.r.cfg.Tracker.Get(ctx, f.id)
+		return err
+	})
+	if err == nil && p.CancelOwed() {
+		f.cancel()
+	}
 }
 
 // growStack makes room for what a follower's requests and commits need, while there is next to nothing on the stack. Else it

@@ -385,6 +385,46 @@ func (s *slowStore) Record(ctx context.Context, kind session.Kind, key string) (
 	return rec, err
 }
 
+// hasty is a store in which something happens as soon as a call is registered.
+type hasty struct {
+	session.Store
+
+	then func(id session.CallID)
+}
+
+func (s *hasty) Commit(ctx context.Context, b session.Batch) (session.Committed, error) {
+	done, err := s.Store.Commit(ctx, b)
+	if err == nil && len(b.Changes) == 1 && b.Changes[0].Kind == session.KindCall && len(b.Changes[0].From) == 0 && s.then != nil {
+		s.then(session.CallID(b.Changes[0].Key))
+	}
+	return done, err
+}
+
+// A call is cancelled when it is registered and not followed yet: the peer isn't asked, or is told.
+func TestACallThatIsCancelledBeforeItIsFollowedIsNotSent(t *testing.T) {
+	for _, kind := range []tool.Kind{tool.Primary, tool.Subagent} {
+		inBubble(t, func(w *world) {
+			store := &hasty{Store: w.store}
+			w.store = store
+			p := w.peer(a2atest.Config{Name: "p", Script: func(x *a2atest.Exchange) {
+				x.State(a2atest.Working, "")
+				x.Sleep(time.Minute)
+				x.State(a2atest.Completed, "hello")
+			}})
+			c := w.call(w.turn(kind, 0), 1, ask("p", "look"))
+			store.then = func(id session.CallID) {
+				_, err := w.tracker.Cancel(w.t.Context(), id, "by the user")
+				w.ok(err)
+			}
+			w.ask(c)
+			time.Sleep(10 * time.Second)
+			if call := w.wantState(c, tracker.StateCancelled); call.CancelOwed() {
+				t.Errorf("a cancelled call of kind %v: the peer was asked %v and isn't told", kind, methods(p))
+			}
+		})
+	}
+}
+
 // A tree is lost and claimed again by the same process while a follower of the first lease has not ended yet.
 func TestCallsAreTakenUpThoughTheirLastFollowerIsThereStill(t *testing.T) {
 	inBubble(t, func(w *world) {
