@@ -121,6 +121,30 @@ func (s meanwhile) Records(ctx context.Context, q session.RecordQuery) ([]sessio
 	return s.Store.Records(ctx, q)
 }
 
+func TestSessionsListLeavesOutWhatIsDeletedMeanwhile(t *testing.T) {
+	store := session.NewMemory()
+	var ids []session.ID
+	for range 2 {
+		id := session.NewID()
+		if _, err := store.Commit(t.Context(), session.Batch{Tree: id, Create: true, Changes: []session.Change{
+			session.Insert(session.KindSession, string(id), id, "", session.StateOpen, session.SessionBody{Agent: "primary"}, time.Time{}),
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+	}
+	var out bytes.Buffer
+	deleted := meanwhile{Store: store, kind: session.KindTurn, happens: func() { // while the newest is looked at
+		if err := store.Delete(t.Context(), ids[0]); err != nil {
+			t.Error(err)
+		}
+	}}
+	err := (&cli{stdout: &out, output: outputJSON}).listSessions(t.Context(), deleted, 0)
+	if err != nil || !strings.Contains(out.String(), string(ids[1])) {
+		t.Errorf("sessions list prints %q, %v", &out, err)
+	}
+}
+
 func TestAFoldBackThatStartsBetweenTwoLooksIsWork(t *testing.T) {
 	store := session.NewMemory()
 	root, turn := session.NewID(), session.NewTurnID()

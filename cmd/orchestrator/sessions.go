@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"text/tabwriter"
@@ -80,6 +81,9 @@ func (c *cli) listSessions(ctx context.Context, s session.Store, limit int) erro
 	rows := make([]sessionRow, 0, len(trees))
 	for _, t := range trees {
 		row, err := sessionOf(ctx, s, t)
+		if errors.Is(err, session.ErrNotFound) {
+			continue // deleted meanwhile
+		}
 		if err != nil {
 			return err
 		}
