@@ -105,6 +105,7 @@ func (t *invoke) begin(ctx context.Context, c *tool.Call) (*tool.Result, error) 
 		// The span is the follower's to end. One that nobody ends, since nothing was registered, is never told of.
 		sctx, started := t.r.startSpan(ctx, c, req)
 		req.Trace = genai.Carry(sctx)
+		defer t.r.begin(session.CallIDFor(c.ID))()
 		var existed bool
 		p, existed, err = t.r.cfg.Tracker.Register(ctx, c.Turn, req)
 		if full, ok := errors.AsType[*tracker.FullError](err); ok {

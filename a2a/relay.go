@@ -60,9 +60,10 @@ type Relay struct {
 	cfg Config
 	wg  sync.WaitGroup
 
-	mu      sync.Mutex
-	calls   map[session.CallID]*follower
-	drained bool
+	mu        sync.Mutex
+	calls     map[session.CallID]*follower
+	beginning map[session.CallID]bool // calls that are being registered: whether they are cancelled already
+	drained   bool
 }
 
 // New returns a Relay. It does no I/O. The tracker tells it of every change from now on.
@@ -87,7 +88,7 @@ func New(cfg Config) (*Relay, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Relay{cfg: cfg, calls: make(map[session.CallID]*follower)}
+	r := &Relay{cfg: cfg, calls: make(map[session.CallID]*follower), beginning: make(map[session.CallID]bool)}
 	cfg.Tracker.OnChange(r.changed)
 	return r, nil
 }
@@ -159,7 +160,7 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 	resumed := fresh == nil
 	f := &follower{
 		r: r, tree: tree, id: p.ID, scope: p.Scope(), peer: p.Peer, replyBy: p.ReplyBy, contextID: p.ContextID, request: fresh,
-		attempt: max(p.Attempt, 1), resumed: resumed, queued: p.Transport == BindingAMQP, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed(),
+		attempt: max(p.Attempt, 1), resumed: resumed, queued: p.Transport == BindingAMQP, sent: resumed, taskID: p.PeerTaskID, cancelled: p.CancelOwed() || r.beginning[p.ID],
 		done: make(chan struct{}), span: span,
 	}
 	if span == nil {
@@ -180,23 +181,8 @@ func (r *Relay) follow(tree *session.Tree, p tracker.PendingA2ATask, fresh *requ
 			<-previous.done
 		}
 		growStack(0)
-		if fresh != nil {
-			f.heed()
-		}
 		f.run()
 	})
-}
-
-// heed looks whether a new call was cancelled before it was followed: its follower wasn't there to be told.
-func (f *follower) heed() {
-	var p tracker.PendingA2ATask
-	err := f.persist("can't read a call; trying again", func(ctx context.Context) (err error) {
-		p, err = f.r.cfg.Tracker.Get(ctx, f.id)
-		return err
-	})
-	if err == nil && p.CancelOwed() {
-		f.cancel()
-	}
 }
 
 // growStack makes room for what a follower's requests and commits need, while there is next to nothing on the stack. Else it
@@ -212,6 +198,9 @@ func growStack(n int) byte {
 func (r *Relay) changed(p tracker.PendingA2ATask) {
 	r.mu.Lock()
 	f := r.calls[p.ID]
+	if _, here := r.beginning[p.ID]; here && f == nil && p.CancelOwed() {
+		r.beginning[p.ID] = true
+	}
 	r.mu.Unlock()
 	if f == nil {
 		return
@@ -224,6 +213,18 @@ func (r *Relay) changed(p tracker.PendingA2ATask) {
 	defer f.mu.Unlock()
 	if !f.settling { // else it is on its way out, and its connection is good for the next call
 		f.interrupt(errSettled)
+	}
+}
+
+// begin has a cancel of a call kept that comes before the call is followed, until the returned function is called.
+func (r *Relay) begin(id session.CallID) (begun func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.beginning[id] = false
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.beginning, id)
 	}
 }
 
