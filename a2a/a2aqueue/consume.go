@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -334,6 +335,7 @@ func (s *consumption) end() {
 // write writes what was settled. Acknowledgements below every open delivery are one, since that is one step of the
 // queue's log rather than many. An error closes the channel, which is noticed there.
 func (s *consumption) write() {
+	runtime.Gosched() // others may be about to settle theirs
 	s.mu.Lock()
 	s.writing, s.settled = s.settled, s.writing[:0]
 	s.mu.Unlock()
@@ -346,6 +348,7 @@ func (s *consumption) write() {
 			oldest = min(oldest, tag)
 		}
 	}
+	s.link.stream.hold()
 	last, below := uint64(0), 0
 	for _, x := range s.writing {
 		switch {
@@ -360,6 +363,9 @@ func (s *consumption) write() {
 	}
 	if below > 0 {
 		_ = s.ch.Ack(last, below > 1)
+	}
+	if err := s.link.stream.release(); err != nil {
+		s.link.cut(fmt.Errorf("write to the broker: %w", err))
 	}
 }
 

@@ -40,8 +40,9 @@ type link struct {
 
 // conn is one connection to the broker.
 type conn struct {
-	amqp *amqp.Connection
-	raw  net.Conn
+	amqp   *amqp.Connection
+	raw    net.Conn
+	stream *gathering // what the library writes to
 
 	cutting context.Context // ended by cut
 	cancel  context.CancelCauseFunc
@@ -50,9 +51,9 @@ type conn struct {
 	err  error         // never nil
 }
 
-func newConn(c *amqp.Connection, raw net.Conn) *conn {
+func newConn(c *amqp.Connection, raw net.Conn, stream *gathering) *conn {
 	cutting, cancel := context.WithCancelCause(context.Background())
-	return &conn{amqp: c, raw: raw, cutting: cutting, cancel: cancel, done: make(chan struct{})}
+	return &conn{amqp: c, raw: raw, stream: stream, cutting: cutting, cancel: cancel, done: make(chan struct{})}
 }
 
 // cut ends the connection at once, whatever is being written to it. What follows from that isn't why it is lost; this is,
@@ -201,7 +202,8 @@ func (l *link) dial(ctx context.Context) (*conn, error) {
 		}
 		stream = secure
 	}
-	c, err := amqp.Open(stream, amqp.Config{
+	gathered := newGathering(stream)
+	c, err := amqp.Open(gathered, amqp.Config{
 		SASL: l.addr.sasl, Vhost: l.addr.vhost, Heartbeat: l.cfg.Heartbeat, Locale: "en_US", FrameSize: frameSize,
 		Properties: amqp.Table{"product": "orchestrator", "connection_name": l.cfg.Name + " " + l.use},
 	})
@@ -215,7 +217,7 @@ func (l *link) dial(ctx context.Context) (*conn, error) {
 	if !stop() { // the bound was over, and the connection is closed
 		return fail(context.Cause(ctx))
 	}
-	return newConn(c, raw), nil
+	return newConn(c, raw, gathered), nil
 }
 
 // hold lets others use a connection until it is lost or ctx ends, and returns why it was lost.

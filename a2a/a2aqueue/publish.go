@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -290,13 +291,7 @@ func (p *pubChannel) run() error {
 		told = stuck
 		select {
 		case s := <-sends:
-			p.send(s)
-			if s.err != nil {
-				p.sends = nil // the channel ends
-			}
-			if s.err != nil && !errors.Is(s.err, errNotWritten) { // what was written of it is unknown, and the next would follow it
-				p.conn.cut(fmt.Errorf("write to the broker: %w", s.err))
-			}
+			p.sendAll(s)
 		case <-p.freed:
 		case <-tick.C:
 		case e, ok := <-p.closes:
@@ -305,6 +300,40 @@ func (p *pubChannel) run() error {
 			return p.conn.err
 		}
 	}
+}
+
+// sendAll publishes a message, and what others are about to publish, in one write.
+func (p *pubChannel) sendAll(s *sending) {
+	p.conn.stream.hold()
+	for ; s != nil; s = p.another() {
+		p.send(s)
+		if s.err != nil {
+			p.sends = nil // the channel ends
+		}
+		if s.err != nil && !errors.Is(s.err, errNotWritten) { // what was written of it is unknown, and the next would follow it
+			p.conn.cut(fmt.Errorf("write to the broker: %w", s.err))
+		}
+	}
+	if err := p.conn.stream.release(); err != nil {
+		p.sends = nil
+		p.conn.cut(fmt.Errorf("write to the broker: %w", err))
+	}
+}
+
+// another returns a message that waits to be published, after having let others run that may have one.
+func (p *pubChannel) another() *sending {
+	if len(p.waiting) >= p.max {
+		return nil
+	}
+	for range 2 {
+		select {
+		case s := <-p.sends:
+			return s
+		default:
+			runtime.Gosched()
+		}
+	}
+	return nil
 }
 
 // unconfirmed is a message that is not known to be confirmed.

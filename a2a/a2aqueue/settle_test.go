@@ -28,7 +28,7 @@ func TestWhatIsWrittenTogetherSettlesNothingElse(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			s := &consumption{ch: ch, wake: make(chan struct{}, 1), open: map[uint64]bool{}}
+			s := &consumption{link: b.consume.status().up, ch: ch, wake: make(chan struct{}, 1), open: map[uint64]bool{}}
 			var got []amqp.Delivery
 			for i := range 12 {
 				if err := b.Publish(ctx, Publication{Key: "q", Publishing: amqp.Publishing{Body: []byte{byte(i)}}}); err != nil {

@@ -34,7 +34,7 @@ func TestTheReasonIsKnownBeforeTheLibraryHasClosedTheChannel(t *testing.T) {
 	defer proxy.Sever() // nobody answers our goodbye
 
 	up := b.publish.status().up
-	c := newConn(up.amqp, up.raw)
+	c := newConn(up.amqp, up.raw, up.stream)
 	one := &Broker{cfg: b.cfg, sends: make(chan *sending)}
 	var wg sync.WaitGroup
 	wg.Go(func() {
