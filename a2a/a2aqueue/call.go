@@ -33,7 +33,7 @@ type call struct {
 	seq      int64               // of the last event
 	ended    bool                // the stream
 	told     bool                // the answer to an operation without a stream
-	saidLast protocol.Event      // the last event of the stream, and what was written for it
+	saidLast protocol.Event      // the last event of the stream, or the whole answer, and what was written for it
 	lastBody []byte
 	acked    atomic.Bool
 	gone     atomic.Bool  // nobody takes the stream's events
@@ -170,7 +170,14 @@ func (c *call) respond(result any, err error) {
 	}
 	c.s.metrics.request(c.r.method, outcome)
 	if to := c.r.answersTo(); to != "" {
-		c.reply(to, c.encode(result, err), eventPatience)
+		body := c.encode(result, err)
+		if r, ok := result.(protocol.StreamResponse); ok && err == nil && c.r.finalTo() != "" {
+			_, message := r.Event.(*protocol.Message)
+			if state, ok := stateOf(r.Event); message || ok && over(state) { // else it changes until it is final
+				c.saidLast, c.lastBody = r.Event, body
+			}
+		}
+		c.reply(to, body, eventPatience)
 	}
 }
 
@@ -215,7 +222,7 @@ func (c *call) final(result protocol.SendMessageResult, err error) {
 		c.reply(to, c.encode(nil, err), patience)
 		return
 	}
-	if result != c.saidLast { // else it was written for the stream
+	if result != c.saidLast { // else it was written before
 		c.saidLast, c.lastBody = result, c.encode(protocol.StreamResponse{Event: result}, nil)
 	}
 	c.reply(to, c.lastBody, patience)
