@@ -252,23 +252,25 @@ func (e *tooLargeError) Is(target error) bool { return target == a2a.ErrTooLarge
 // Unwrap returns what the broker said.
 func (e *tooLargeError) Unwrap() error { return e.err }
 
-// result reads an answer's result.
-func (c *Client) result(a *answer) (json.RawMessage, error) {
+// read reads an answer.
+func read[T any](c *Client, a *answer, decode func([]byte) (T, error)) (T, error) {
+	var none T
 	if len(a.body) > c.f.cfg.MaxBody {
-		return nil, &tooLargeError{what: "the answer", size: len(a.body), limit: c.f.cfg.MaxBody}
+		return none, &tooLargeError{what: "the answer", size: len(a.body), limit: c.f.cfg.MaxBody}
 	}
-	result, err := decodeResponse(a.body)
+	v, err := decode(a.body)
 	if _, said := errors.AsType[*protocol.Error](err); err != nil && !said {
-		return nil, fmt.Errorf("%w: %w", a2a.ErrUnreadable, err)
+		return none, fmt.Errorf("%w: %w", a2a.ErrUnreadable, err)
 	}
-	return result, err
+	return v, err
 }
 
-// call sends a request that has one answer, and reads it.
-func (c *Client) call(ctx context.Context, method, id string, service a2aclient.ServiceParams, payload any) (json.RawMessage, error) {
+// query sends a request that has one answer, and reads it.
+func query[T any](ctx context.Context, c *Client, method, id string, service a2aclient.ServiceParams, payload any, decode func([]byte) (T, error)) (T, error) {
+	var none T
 	x, err := c.ask(ctx, method, id, service, payload)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	defer x.close()
 	var p patience
@@ -277,13 +279,13 @@ func (c *Client) call(ctx context.Context, method, id string, service a2aclient.
 	}
 	a, err := x.next(ctx, p)
 	if err != nil {
-		return nil, err
+		return none, err
 	}
-	return c.result(a)
+	return read(c, a, decode)
 }
 
 func callInto[T any](ctx context.Context, c *Client, method string, service a2aclient.ServiceParams, payload any) (*T, error) {
-	result, err := c.call(ctx, method, newID(), service, payload)
+	result, err := query(ctx, c, method, newID(), service, payload, decodeResponse)
 	if err != nil {
 		return nil, err
 	}
@@ -329,20 +331,8 @@ func (c *Client) handOn(a *answer, yield func(protocol.Event, error) bool) bool 
 		return false
 	}
 	end := a.end
-	ev, err := c.event(a)
+	ev, err := read(c, a, decodeEvent)
 	return yield(ev, err) && err == nil && !end
-}
-
-func (c *Client) event(a *answer) (protocol.Event, error) {
-	result, err := c.result(a)
-	if err != nil {
-		return nil, err
-	}
-	ev, err := decodeEvent(result)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", a2a.ErrUnreadable, err)
-	}
-	return ev, nil
 }
 
 // sendID is the message id of a message sent, by which it is known again.
@@ -358,15 +348,7 @@ const maxShortString = 255
 
 // SendMessage implements a2aclient.Transport.
 func (c *Client) SendMessage(ctx context.Context, service a2aclient.ServiceParams, req *protocol.SendMessageRequest) (protocol.SendMessageResult, error) {
-	result, err := c.call(ctx, methodSend, sendID(req), service, req)
-	if err != nil {
-		return nil, err
-	}
-	res, err := decodeSendResult(result)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", a2a.ErrUnreadable, err)
-	}
-	return res, nil
+	return query(ctx, c, methodSend, sendID(req), service, req, decodeSendResult)
 }
 
 // SendStreamingMessage implements a2aclient.Transport.
@@ -415,7 +397,7 @@ func (c *Client) CreateTaskPushConfig(ctx context.Context, service a2aclient.Ser
 
 // DeleteTaskPushConfig implements a2aclient.Transport.
 func (c *Client) DeleteTaskPushConfig(ctx context.Context, service a2aclient.ServiceParams, req *protocol.DeleteTaskPushConfigRequest) error {
-	_, err := c.call(ctx, methodPushDelete, newID(), service, req)
+	_, err := query(ctx, c, methodPushDelete, newID(), service, req, decodeResponse)
 	return err
 }
 

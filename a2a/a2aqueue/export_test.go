@@ -58,12 +58,9 @@ func UnderstandAnswer(a answer) error {
 	if a.kind == typeKeepAlive {
 		return nil
 	}
-	result, err := decodeResponse(a.body)
+	_, err := decodeEvent(a.body)
 	if _, said := errors.AsType[*protocol.Error](err); said {
 		return nil
-	}
-	if err == nil {
-		_, err = decodeEvent(result)
 	}
 	return err
 }

@@ -171,7 +171,7 @@ func readReply(d *amqp.Delivery, maxBody int) (Reply, error) {
 		return Reply{}, err
 	}
 	r := Reply{MessageID: a.messageID, UserID: a.userID, Trace: a.trace, Redelivered: d.Redelivered}
-	result, err := decodeResponse(a.body)
+	result, err := decodeSendResult(a.body)
 	if _, said := errors.AsType[*protocol.Error](err); said {
 		r.Err = err
 		return r, nil
@@ -179,6 +179,6 @@ func readReply(d *amqp.Delivery, maxBody int) (Reply, error) {
 	if err != nil {
 		return Reply{}, err
 	}
-	r.Result, err = decodeSendResult(result)
-	return r, err
+	r.Result = result
+	return r, nil
 }

@@ -65,17 +65,16 @@ var null = json.RawMessage("null")
 
 // encodeRequest writes a JSON-RPC request.
 func encodeRequest(id, method string, params any) ([]byte, error) {
-	name, err := json.Marshal(id)
+	body, err := json.Marshal(struct {
+		JSONRPC string `json:"jsonrpc"`
+		ID      string `json:"id"`
+		Method  string `json:"method"`
+		Params  any    `json:"params,omitempty"`
+	}{rpcVersion, id, method, params})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("write the parameters of %s: %w", method, err)
 	}
-	req := rpcRequest{JSONRPC: rpcVersion, ID: name, Method: method}
-	if params != nil {
-		if req.Params, err = json.Marshal(params); err != nil {
-			return nil, fmt.Errorf("write the parameters of %s: %w", method, err)
-		}
-	}
-	return json.Marshal(req)
+	return body, nil
 }
 
 // decodeRequest reads a JSON-RPC request. What is wrong with it is one of the protocol's errors; the request then holds what
@@ -137,13 +136,20 @@ func decodeResponse(body []byte) (json.RawMessage, error) {
 	if err := json.Unmarshal(body, &resp); err != nil {
 		return nil, fmt.Errorf("the answer is no JSON-RPC response: %w", err)
 	}
-	switch {
-	case resp.JSONRPC != rpcVersion:
-		return nil, fmt.Errorf("the answer is of JSON-RPC %q, not %q", resp.JSONRPC, rpcVersion)
-	case resp.Error != nil:
-		return nil, fromRPC(resp.Error)
+	if err := checkResponse(resp.JSONRPC, resp.Error); err != nil {
+		return nil, err
 	}
 	return resp.Result, nil
+}
+
+func checkResponse(version string, e *rpcError) error {
+	switch {
+	case version != rpcVersion:
+		return fmt.Errorf("the answer is of JSON-RPC %q, not %q", version, rpcVersion)
+	case e != nil:
+		return fromRPC(e)
+	}
+	return nil
 }
 
 // toRPC returns an error as JSON-RPC has it: the code of the error of the protocol that it is or wraps, its text, and its
@@ -225,18 +231,50 @@ func texts(v any) map[string]string {
 	return nil
 }
 
-// decodeEvent reads what a message or a stream was answered with.
-func decodeEvent(result json.RawMessage) (protocol.Event, error) {
-	var r protocol.StreamResponse
-	if err := json.Unmarshal(result, &r); err != nil {
+// decodeEvent reads a JSON-RPC response to a message, or of a stream, at one go: its result as [decodeResponse] and
+// protocol.StreamResponse would one after the other. Its errors are those of decodeResponse.
+func decodeEvent(body []byte) (protocol.Event, error) {
+	var resp struct {
+		JSONRPC string `json:"jsonrpc"`
+		Result  struct {
+			Message        *protocol.Message                 `json:"message"`
+			Task           *protocol.Task                    `json:"task"`
+			StatusUpdate   *protocol.TaskStatusUpdateEvent   `json:"statusUpdate"`
+			ArtifactUpdate *protocol.TaskArtifactUpdateEvent `json:"artifactUpdate"`
+		} `json:"result"`
+		Error *rpcError `json:"error"`
+	}
+	if err := json.Unmarshal(body, &resp); err != nil {
+		if _, syntax := errors.AsType[*json.SyntaxError](err); syntax {
+			return nil, fmt.Errorf("the answer is no JSON-RPC response: %w", err)
+		}
 		return nil, fmt.Errorf("the answer can't be read: %w", err)
 	}
-	return r.Event, nil
+	if err := checkResponse(resp.JSONRPC, resp.Error); err != nil {
+		return nil, err
+	}
+	var events []protocol.Event
+	if e := resp.Result.Message; e != nil {
+		events = append(events, e)
+	}
+	if e := resp.Result.Task; e != nil {
+		events = append(events, e)
+	}
+	if e := resp.Result.StatusUpdate; e != nil {
+		events = append(events, e)
+	}
+	if e := resp.Result.ArtifactUpdate; e != nil {
+		events = append(events, e)
+	}
+	if len(events) != 1 {
+		return nil, fmt.Errorf("the answer has %d of a message, a task, a status and an artifact, not one", len(events))
+	}
+	return events[0], nil
 }
 
 // decodeSendResult reads what a message was answered with as a whole: a task or a message.
-func decodeSendResult(result json.RawMessage) (protocol.SendMessageResult, error) {
-	ev, err := decodeEvent(result)
+func decodeSendResult(body []byte) (protocol.SendMessageResult, error) {
+	ev, err := decodeEvent(body)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -172,16 +173,49 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
+func TestAnEventIsReadAtOneGoAsInTwoSteps(t *testing.T) {
+	for _, body := range []string{
+		`{"jsonrpc":"2.0","id":"1","result":{"message":{"messageId":"m","role":"ROLE_AGENT","parts":[{"text":"t"},{"data":{"a":1}}]}}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"task":{"id":"t","contextId":"c","status":{"state":"TASK_STATE_WORKING"}}}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"statusUpdate":{"taskId":"t","contextId":"c","status":{"state":"TASK_STATE_COMPLETED"}}}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"a","parts":[{"url":"u"}]}}},"more":[]}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"message":{"messageId":"m","role":"ROLE_AGENT"},"task":{"id":"t"}}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"message":null}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{}}`,
+		`{"jsonrpc":"2.0","id":"1","result":null}`,
+		`{"jsonrpc":"2.0","id":"1","result":"done"}`,
+		`{"jsonrpc":"2.0","id":"1"}`,
+		`{"jsonrpc":"1.0","id":"1","result":{"task":{"id":"t"}}}`,
+		`{"jsonrpc":"2.0","id":"1","result":{"task":{"id":5}}}`,
+		`{"jsonrpc":"2.0","id":"1","error":{"code":-32001,"message":"no such task"}}`,
+		`{"jsonrpc":"2.0","id":"1","result":null,"error":{"code":-32001,"message":"no such task"}}`,
+		`<html>`, `null`, ``,
+	} {
+		var want protocol.StreamResponse
+		result, werr := a2aqueue.DecodeResponse([]byte(body))
+		if werr == nil {
+			werr = json.Unmarshal(result, &want)
+		}
+		got, err := a2aqueue.DecodeEvent([]byte(body))
+		if (err == nil) != (werr == nil) {
+			t.Errorf("DecodeEvent(%s) = %v, in two steps %v", body, err, werr)
+		}
+		said, wsaid := (*protocol.Error)(nil), (*protocol.Error)(nil)
+		if errors.As(err, &said) != errors.As(werr, &wsaid) || !reflect.DeepEqual(said, wsaid) {
+			t.Errorf("DecodeEvent(%s) = %v, in two steps %v", body, err, werr)
+		}
+		if diff := cmp.Diff(want.Event, got); err == nil && diff != "" {
+			t.Errorf("DecodeEvent(%s), in two steps and at one go (-want +got):\n%s", body, diff)
+		}
+	}
+}
+
 func FuzzResponse(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, body []byte, _, _, _ string, _ int64, _, _ string) {
-		result, err := a2aqueue.DecodeResponse(body)
-		if err != nil {
-			return
-		}
-		ev, err := a2aqueue.DecodeEvent(result)
-		if err == nil && ev == nil {
-			t.Errorf("DecodeEvent(%s) = nothing, and no error", result)
+		got, err := a2aqueue.DecodeEvent(body)
+		if (err == nil) != (got != nil) {
+			t.Errorf("DecodeEvent(%s) = %v, %v", body, got, err)
 		}
 	})
 }
