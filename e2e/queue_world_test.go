@@ -154,7 +154,7 @@ func (w *world) startPeers() {
 		p.start()
 	}
 	for _, p := range w.peers {
-		w.await("the queue of "+p.setup.Name, func() bool { return brokertest.QueueLength(w.t, w.vhost, queueOf(p.setup.Name)) >= 0 })
+		w.await("that "+p.setup.Name+" consumes", func() bool { return brokertest.QueueConsumers(w.t, w.vhost, queueOf(p.setup.Name)) > 0 })
 	}
 }
 

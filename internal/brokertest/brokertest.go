@@ -80,6 +80,24 @@ func QueueLength(t testing.TB, vhost, queue string) int {
 	return n
 }
 
+// QueueConsumers returns how many consumers a queue of a virtual host has, or -1 if there is no such queue.
+func QueueConsumers(t testing.TB, vhost, queue string) int {
+	t.Helper()
+	s, name := serviceOf(t, vhost)
+	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
+		{ok, Q} -> case rabbit_amqqueue:stat(Q) of {ok, _, N} -> N; _ -> -1 end;
+		_ -> -1
+	end`, binary(name), binary(queue)))
+	if err != nil {
+		t.Fatalf("consumers of queue %s: %v", queue, err)
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("consumers of queue %s: %v", queue, err)
+	}
+	return n
+}
+
 // DeleteQueue deletes a queue of a virtual host with all that is in it, whoever uses it.
 func DeleteQueue(t testing.TB, vhost, queue string) {
 	t.Helper()
