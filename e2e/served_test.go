@@ -2,7 +2,9 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -128,6 +130,32 @@ func TestAskOutlivesItsServer(t *testing.T) {
 	}
 	tail[0].signal(syscall.SIGINT)
 	tail[0].exits(130)
+	srv.stop()
+}
+
+func TestAHangupHasAServerReadItsProfilesAnew(t *testing.T) {
+	t.Parallel()
+	q := newInquiry(t)
+	p := q.place(q.environment()...)
+	profiles := filepath.Join(p.dir, "profiles.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(profiles, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good, err := os.ReadFile("../configs/profiles.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(string(good))
+	srv := p.serve("127.0.0.1:0")
+	srv.signal(syscall.SIGHUP)
+	srv.prints(srv.stderr, "profiles are reloaded")
+	write("profiles:\n  - name: primary\n    alow: []\n")
+	srv.signal(syscall.SIGHUP)
+	srv.prints(srv.stderr, "profiles.yaml:3")
+	p.ok("health", "--listen", strings.TrimPrefix(srv.url, "http://")) // it goes on with those it had
 	srv.stop()
 }
 

@@ -46,6 +46,9 @@ func (c *cli) serve(cmd *cobra.Command) (err error) {
 		return configError{err}
 	}
 	cfg.Version = readBuildInfo().Version
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // until the end: one that comes while it starts or stops must not end it
+	defer signal.Stop(hangups)
 	ctx := cmd.Context()
 	a, stop, err := startApp(ctx, cfg, log)
 	if err != nil {
@@ -56,7 +59,7 @@ func (c *cli) serve(cmd *cobra.Command) (err error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	wg.Go(func() { reloadOnHangup(ctx, a, log) })
+	wg.Go(func() { reloadOn(ctx, hangups, a, log) })
 	err = a.Serve(ctx, func(addr net.Addr) {
 		log.InfoContext(ctx, "serving", "address", addr.String(), "database", cfg.Store.Path, "version", readBuildInfo().Version)
 	})
@@ -69,11 +72,8 @@ func (c *cli) serve(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// reloadOnHangup reads the profiles anew at every SIGHUP until ctx ends.
-func reloadOnHangup(ctx context.Context, a *app.App, log *slog.Logger) {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
+// reloadOn reads the profiles anew at every hangup until ctx ends.
+func reloadOn(ctx context.Context, hangups <-chan os.Signal, a *app.App, log *slog.Logger) {
 	for {
 		select {
 		case <-hangups:
