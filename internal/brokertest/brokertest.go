@@ -61,39 +61,31 @@ func Vhost(t testing.TB) string {
 // is no such queue. The URL is that of a virtual host, on the shared broker or one that was started.
 func QueueLength(t testing.TB, vhost, queue string) int {
 	t.Helper()
-	s, name := serviceOf(t, vhost)
 	// A quorum queue writes its statistics down every few seconds only, so its state machine is asked.
-	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
-		{ok, Q} -> case amqqueue:get_type(Q) of
-			rabbit_quorum_queue -> case ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1) of {ok, {_, N}, _} -> N; _ -> -1 end;
-			_ -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N
-		end;
-		_ -> -1
-	end`, binary(name), binary(queue)))
-	if err != nil {
-		t.Fatalf("length of queue %s: %v", queue, err)
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("length of queue %s: %v", queue, err)
-	}
-	return n
+	return ofQueue(t, vhost, queue, `case amqqueue:get_type(Q) of
+		rabbit_quorum_queue -> case ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1) of {ok, {_, N}, _} -> N; _ -> -1 end;
+		_ -> [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N
+	end`)
 }
 
 // QueueConsumers returns how many consumers a queue of a virtual host has, or -1 if there is no such queue.
 func QueueConsumers(t testing.TB, vhost, queue string) int {
 	t.Helper()
+	return ofQueue(t, vhost, queue, `case rabbit_amqqueue:stat(Q) of {ok, _, N} -> N; _ -> -1 end`)
+}
+
+// ofQueue returns the number that an Erlang expression gives of the queue Q, or -1 if there is no such queue.
+func ofQueue(t testing.TB, vhost, queue, number string) int {
+	t.Helper()
 	s, name := serviceOf(t, vhost)
-	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of
-		{ok, Q} -> case rabbit_amqqueue:stat(Q) of {ok, _, N} -> N; _ -> -1 end;
-		_ -> -1
-	end`, binary(name), binary(queue)))
+	text, err := s.eval(fmt.Sprintf(`case rabbit_amqqueue:lookup(rabbit_misc:r(%s, queue, %s)) of {ok, Q} -> %s; _ -> -1 end`,
+		binary(name), binary(queue), number))
 	if err != nil {
-		t.Fatalf("consumers of queue %s: %v", queue, err)
+		t.Fatalf("look at queue %s: %v", queue, err)
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		t.Fatalf("consumers of queue %s: %v", queue, err)
+		t.Fatalf("look at queue %s: %v", queue, err)
 	}
 	return n
 }
